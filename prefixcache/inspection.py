@@ -1,0 +1,74 @@
+"""What the cache tells about itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prefixcache.block_pool import BlockId, BlockPool
+from prefixcache.namespace import PUBLIC_SCOPE, decode_fields
+from prefixcache.radix_node import RadixNode
+from prefixcache.token_chunks import unpack_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheStats:
+    """Counts of blocks. `num_free + num_idle + num_live == num_blocks`, always."""
+
+    num_blocks: int
+    num_free: int
+    num_idle: int
+    """Cached blocks that no handle holds; they can be evicted."""
+    num_live: int
+    """Blocks that at least one handle holds."""
+    num_live_unshared: int
+    """Blocks that the live handles would hold if none were shared."""
+    num_evicted: int
+    """Blocks evicted so far."""
+    num_copied: int
+    """Blocks copied so far, counted when the copy is reported as executed."""
+    num_nodes: int
+    """Nodes of the tree."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDump:
+    """One node of the tree: a run of tokens and their blocks."""
+
+    id: int
+    parent_id: int
+    """0 for the first node of a prompt."""
+    public: bool
+    model: str
+    adapter: str
+    tenant: str
+    """The owner of a private node; empty for a public one."""
+    token_ids: tuple[int, ...]
+    block_ids: tuple[BlockId, ...]
+    num_live_blocks: int
+    """Blocks of the run that handles hold."""
+    num_readers: int
+    """The most handles that hold one block of the run."""
+    last_used: int
+    """Logical time."""
+
+
+def dump_node(node: RadixNode, domain: bytes, pool: BlockPool) -> NodeDump:
+    """The dump of one node below a root. O(tokens)."""
+    parent = node.parent
+    assert parent is not None
+    model, adapter = decode_fields(domain)
+    is_public = node.scope == PUBLIC_SCOPE
+    num_readers = [pool.num_references(block_id) - 1 for block_id in node.block_ids]
+    return NodeDump(
+        id=node.serial,
+        parent_id=0 if parent.is_root else parent.serial,
+        public=is_public,
+        model=model,
+        adapter=adapter,
+        tenant="" if is_public else decode_fields(node.scope)[0],
+        token_ids=tuple(unpack_tokens(node.edge)),
+        block_ids=tuple(node.block_ids),
+        num_live_blocks=sum(count > 0 for count in num_readers),
+        num_readers=max(num_readers),
+        last_used=node.last_used,
+    )
