@@ -1,0 +1,32 @@
+"""Every error a caller of the worker can meet. `server/status.py` maps them to gRPC."""
+
+from __future__ import annotations
+
+
+class WorkerError(Exception):
+    """Base of all errors below. The message is one sentence for the person who made the request."""
+
+
+class InvalidRequestError(WorkerError):
+    """A field of a request is out of its bounds."""
+
+    def __init__(self, field_name: str, description: str) -> None:
+        super().__init__(f"{field_name}: {description}")
+        self.field_name = field_name
+        self.description = description
+
+
+class DuplicateRequestError(WorkerError):
+    """A live request already has this id."""
+
+
+class QueueFullError(WorkerError):
+    """The waiting queue is at its limit; try again later."""
+
+
+class EngineStoppedError(WorkerError):
+    """The engine is draining or has stopped."""
+
+
+class ConfigError(WorkerError):
+    """A setting, a model file or a checkpoint cannot be used. Names the flag or the file."""

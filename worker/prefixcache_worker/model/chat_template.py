@@ -1,0 +1,62 @@
+"""A conversation as the text its model was trained on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from prefixcache_worker.errors import ConfigError, InvalidRequestError
+
+
+class ChatTemplate:
+    """A model's own Jinja template. It comes from a model file, so it runs in a sandbox."""
+
+    def __init__(self, template: str, *, special_tokens: Mapping[str, str], source: str) -> None:
+        """`special_tokens`: what `bos_token`, `eos_token` and so on stand for inside the template.
+
+        Raises ConfigError naming `source` if the template cannot be compiled.
+        """
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        try:
+            self._template = environment.from_string(template)
+        except jinja2.TemplateSyntaxError as error:
+            raise ConfigError(f"{source}: the chat template cannot be compiled ({error}).") from error
+        self._special_tokens = dict(special_tokens)
+
+    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
+        """The conversation as text, ready for `Tokenizer.encode` with `add_special=False`.
+
+        `messages` have the keys "role" and "content". `add_generation_prompt` opens the assistant's turn.
+        The template alone says whether the text begins with a BOS token.
+        Raises InvalidRequestError if the template refuses the messages.
+        """
+        try:
+            return self._template.render(
+                messages=[dict(message) for message in messages],
+                add_generation_prompt=add_generation_prompt,
+                **self._special_tokens,
+            )
+        except jinja2.TemplateError as error:
+            raise InvalidRequestError("chat", f"the model's chat template refuses it: {error}.") from error
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    """Jinja's own filter would escape HTML characters, which no model has seen."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(date_format: str) -> str:
+    return datetime.now().strftime(date_format)

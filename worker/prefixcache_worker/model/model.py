@@ -1,0 +1,73 @@
+"""The seam between the engine and whatever computes logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """What the KV pool and the attention backends need to know of a model."""
+
+    num_layers: int
+    num_query_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that read one KV head."""
+        return self.num_query_heads // self.num_kv_heads
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """The tokens of one step, all sequences one after the other, without padding.
+
+    Sequence by sequence; the tokens of one sequence stand at consecutive positions.
+    """
+
+    token_ids: torch.Tensor  # [num_tokens] int64
+    positions: torch.Tensor  # [num_tokens] int64, absolute in their sequences
+    prompt_lengths: torch.Tensor  # [num_tokens] int64, prompt tokens of the token's sequence
+    logit_rows: torch.Tensor  # [num_logit_rows] int64, tokens whose logits are wanted
+
+
+class StepAttention(Protocol):
+    """Attention of one step over the KV pool. Made by the engine, called once per layer by the model."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,  # [num_tokens, num_query_heads, head_dim], rotated, not scaled
+        key: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim], rotated
+        value: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
+    ) -> torch.Tensor:  # [num_tokens, num_query_heads, head_dim]
+        """Write key and value rows to the pool, then let each query read its sequence up to itself.
+
+        Query head h reads KV head h // group_size. Scores are scaled by head_dim ** -0.5.
+        """
+        ...
+
+
+class Model(Protocol):
+    """Anything that turns tokens into logits through paged attention."""
+
+    @property
+    def attention_shape(self) -> AttentionShape: ...
+
+    @property
+    def vocabulary_size(self) -> int: ...
+
+    @property
+    def context_length(self) -> int: ...
+
+    def forward(self, batch: ForwardBatch, attention: StepAttention) -> torch.Tensor:
+        """Logits of `batch.logit_rows`: [num_logit_rows, vocabulary_size], float32.
+
+        Calls `attention.attend` once per layer, layers in order.
+        """
+        ...
