@@ -1,0 +1,182 @@
+"""A worker without a model: speaks the real protocol on a real port and does what a test tells it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from typing import Self
+
+import grpc
+from google.protobuf import any_pb2
+from google.protobuf.message import Message
+from google.rpc import status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import HealthServicer
+
+from prefixcache.v1 import cache_pb2, cache_pb2_grpc, inference_pb2, inference_pb2_grpc
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
+Generate = Callable[
+    [inference_pb2.GenerateRequest, grpc.ServicerContext], Iterator[inference_pb2.GenerateResponse]
+]
+
+
+def delta(
+    text: str, *token_ids: int, index: int = 0, finish: int = inference_pb2.FINISH_REASON_UNSPECIFIED
+) -> inference_pb2.GenerateResponse:
+    """One delta."""
+    message = inference_pb2.Delta(index=index, text=text, token_ids=token_ids, finish_reason=finish)
+    return inference_pb2.GenerateResponse(delta=message)
+
+
+def completion(
+    request_id: str = "r1", *, prompt: int = 10, cached: int = 4, generated: int = 2
+) -> inference_pb2.GenerateResponse:
+    """The end of an answer: queued 0.25 s, first token at 0.5 s, last at 1 s."""
+    usage = inference_pb2.Usage(
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        computed_tokens=prompt - cached,
+        completion_tokens=generated,
+    )
+    timing = inference_pb2.Timing(queue_seconds=0.25, first_token_seconds=0.5, total_seconds=1.0)
+    message = inference_pb2.Completion(request_id=request_id, usage=usage, timing=timing)
+    return inference_pb2.GenerateResponse(completion=message)
+
+
+def two_words(
+    request: inference_pb2.GenerateRequest, context: grpc.ServicerContext
+) -> Iterator[inference_pb2.GenerateResponse]:
+    """Answers every choice with "Hello world"."""
+    for index in range(request.n or 1):
+        yield delta("Hello", 5, index=index)
+        yield delta(" world", 6, index=index, finish=inference_pb2.FINISH_REASON_STOP)
+    yield completion(request.request_id or "r1")
+
+
+def abort(context: grpc.ServicerContext, code: grpc.StatusCode, message: str, *details: Message) -> None:
+    """End the call with a status and its rich details. Does not return."""
+    status = status_pb2.Status(code=code.value[0], message=message)
+    for detail in details:
+        packed = any_pb2.Any()
+        packed.Pack(detail)
+        status.details.append(packed)
+    context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
+    context.abort(code, message)
+
+
+class FakeWorker(inference_pb2_grpc.InferenceServiceServicer, cache_pb2_grpc.CacheServiceServicer):
+    """Records every request; `generate` decides the answers. A `with` block starts and stops it."""
+
+    def __init__(self, generate: Generate = two_words) -> None:
+        self.generate = generate
+        self.requests: list[inference_pb2.GenerateRequest] = []
+        self.tenants: list[str] = []
+        """The tenant of every call, in order."""
+        self.cancelled = threading.Event()
+        """Set once a generate call has ended before its answer was complete."""
+        self.deadlines_seconds: list[float | None] = []
+        self.stats = cache_pb2.GetStatsResponse()
+        self.peaks_were_reset = False
+        self.nodes: list[cache_pb2.TreeNode] = []
+        self.health = HealthServicer()
+
+    def __enter__(self) -> Self:
+        options = [
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ]
+        self._server = grpc.server(futures.ThreadPoolExecutor(32), options=options)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, self._server)
+        cache_pb2_grpc.add_CacheServiceServicer_to_server(self, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.stop(grace=5).wait()
+
+    def stop_serving(self) -> None:
+        """Report NOT_SERVING from now on."""
+        self.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+
+    def Generate(
+        self, request: inference_pb2.GenerateRequest, context: grpc.ServicerContext
+    ) -> Iterator[inference_pb2.GenerateResponse]:
+        """Whatever the test says."""
+        self._note(context)
+        self.requests.append(request)
+        ended = threading.Event()
+        context.add_callback(lambda: ended.is_set() or self.cancelled.set())
+        yield from self.generate(request, context)
+        ended.set()
+
+    def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: grpc.ServicerContext
+    ) -> inference_pb2.TokenizeResponse:
+        """One token per character, its code point; of a chat, the contents one after the other."""
+        self._note(context)
+        text = request.text or "".join(message.content for message in request.chat.messages)
+        return inference_pb2.TokenizeResponse(token_ids=map(ord, text))
+
+    def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: grpc.ServicerContext
+    ) -> inference_pb2.DetokenizeResponse:
+        """The inverse of Tokenize; ids below 32 are the special ones."""
+        self._note(context)
+        kept = [i for i in request.token_ids if i >= 32 or not request.skip_special_tokens]
+        return inference_pb2.DetokenizeResponse(text="".join(map(chr, kept)))
+
+    def GetModelInfo(
+        self, request: inference_pb2.GetModelInfoRequest, context: grpc.ServicerContext
+    ) -> inference_pb2.GetModelInfoResponse:
+        """A small model."""
+        self._note(context)
+        return inference_pb2.GetModelInfoResponse(
+            name="fake", vocabulary_size=500, context_length=4096, block_size=16, eos_token_ids=[2, 7]
+        )
+
+    def GetStats(
+        self, request: cache_pb2.GetStatsRequest, context: grpc.ServicerContext
+    ) -> cache_pb2.GetStatsResponse:
+        """What `stats` holds."""
+        self._note(context)
+        self.peaks_were_reset |= request.reset_peaks
+        return self.stats
+
+    def DumpTree(
+        self, request: cache_pb2.DumpTreeRequest, context: grpc.ServicerContext
+    ) -> cache_pb2.DumpTreeResponse:
+        """The first `max_depth` of `nodes`, or all for 0."""
+        self._note(context)
+        return cache_pb2.DumpTreeResponse(nodes=self.nodes[: request.max_depth or None])
+
+    def _note(self, context: grpc.ServicerContext) -> None:
+        metadata = dict(context.invocation_metadata())
+        self.tenants.append(metadata.get("x-tenant-id", ""))
+        self.deadlines_seconds.append(context.time_remaining())
+
+
+def stats(
+    *, peak_live: int = 150, peak_live_unshared: int = 2000, rows_read: int = 0, rows_unshared: int = 0
+) -> cache_pb2.GetStatsResponse:
+    """Counts of a pool of 4,096 blocks of 1 MiB."""
+    return cache_pb2.GetStatsResponse(
+        blocks=cache_pb2.BlockStats(
+            total=4096,
+            free=4000,
+            idle=96,
+            peak_live=peak_live,
+            peak_live_unshared=peak_live_unshared,
+            copied=3,
+            block_bytes=1024 * 1024,
+            block_size=16,
+        ),
+        tokens=cache_pb2.TokenStats(
+            prompt=1000, cached=900, computed=100, kv_rows_read=rows_read, kv_rows_unshared=rows_unshared
+        ),
+        requests=cache_pb2.RequestStats(finished=17, steps=40),
+    )

@@ -1,0 +1,302 @@
+"""Faults that users met elsewhere, on an engine stepped by hand. Each test is named after its case."""
+
+import pytest
+import torch
+from support.hand_engine import HandEngine, reference, reference_model, stream
+from support.recording_model import RecordingModel
+
+from prefixcache_worker.engine.engine import Engine
+from prefixcache_worker.engine.request import FinishReason
+from prefixcache_worker.errors import InvalidRequestError
+
+
+def test_b01_blocks_of_live_tables_are_never_free():
+    """Two requests compute the same prefix in one step; a third then takes every free block."""
+    hand = HandEngine(num_blocks=20)
+    prompts = {
+        hand.add(stream("a", 64) + stream("b", 5), 40): stream("a", 64) + stream("b", 5),
+        hand.add(stream("a", 64) + stream("c", 5), 40): stream("a", 64) + stream("c", 5),
+    }
+    hand.step()
+    hand.step()
+    prompts[hand.add(stream("d", 128), 40)] = stream("d", 128)
+    hand.run()
+    for request_id, prompt in prompts.items():
+        assert hand.tokens(request_id) == reference(prompt, 40)
+
+
+def test_b04_a_half_filled_tail_is_copied_for_each_writer():
+    hand = HandEngine()
+    hand.generate(stream("a", 40), 1)
+    tree = {block_id: hand.block_bytes(block_id) for node in hand.cache.dump() for block_id in node.block_ids}
+    tails = [node.block_ids[-1] for node in hand.cache.dump()]
+    first = hand.add(stream("a", 40) + stream("b", 4), 8)
+    second = hand.add(stream("a", 40) + stream("c", 4), 8)
+    four = hand.add(stream("a", 40), 8, n=4)
+    while hand.engine.stats().requests.running < 6 or any(
+        len(hand.handle(four, i).block_table) * 16 < 41 or hand.handle(four, i).num_tokens < 41
+        for i in range(4)
+    ):
+        hand.step()
+    handles = [hand.handle(first), hand.handle(second), *(hand.handle(four, i) for i in range(4))]
+    assert len({handle.block_table[2] for handle in handles} | set(tails)) == 6 + len(tails)
+    assert len({tuple(handle.block_table[:2]) for handle in handles}) == 1
+    for block_id, before in tree.items():
+        filled = ~before.isnan()
+        assert torch.equal(hand.block_bytes(block_id)[filled], before[filled])
+    hand.run()
+    assert hand.tokens(first) == reference(stream("a", 40) + stream("b", 4), 8)
+    assert hand.tokens(second) == reference(stream("a", 40) + stream("c", 4), 8)
+    for i in range(4):
+        assert hand.tokens(four, i) == reference(stream("a", 40), 8)
+    assert hand.num_cached(first) == hand.num_cached(second) == 40
+    assert hand.num_cached(four) == 39
+
+
+@pytest.mark.parametrize("num_hit", [16, 48, 64])
+@pytest.mark.parametrize("num_suffix", [1, 7, 8, 33])
+def test_b09_a_prefill_that_resumes_reads_the_cached_rows(num_hit, num_suffix):
+    """Positions go on where the hit ends, and the first logits are the cold ones."""
+    prompt = stream("a", num_hit) + stream("c", num_suffix)
+    cold_model, warm_model = RecordingModel(reference_model()), RecordingModel(reference_model())
+    HandEngine(model=cold_model).generate(prompt)
+    warm = HandEngine(model=warm_model)
+    warm.generate(stream("a", num_hit) + stream("b", 8))
+    warm_model.clear()
+    request_id = warm.add(prompt, 8)
+    warm.run()
+    assert warm_model.batches[0].positions.tolist() == list(range(num_hit, num_hit + num_suffix))
+    assert (warm_model.logits[0][-1] - cold_model.logits[-1][-1]).abs().max() <= 1e-4
+    assert warm.num_cached(request_id) == num_hit
+    assert warm.tokens(request_id) == reference(prompt, 8)
+
+
+def test_b11_only_computed_rows_can_be_hit():
+    hand = HandEngine(max_batch_tokens=32)
+    first = hand.add(stream("a", 64), 4)
+    hand.step()
+    assert hand.match([*stream("a", 64), 999]) <= 32
+    second = hand.add(stream("a", 64) + stream("b", 4), 4)
+    hand.run()
+    assert hand.tokens(first) == reference(stream("a", 64), 4)
+    assert hand.tokens(second) == reference(stream("a", 64) + stream("b", 4), 4)
+
+
+def test_b11_together_in_one_step():
+    hand = HandEngine(max_batch_tokens=32)
+    ids = [hand.add(stream("a", 64), 4), hand.add(stream("a", 64) + stream("b", 4), 4)]
+    hand.run()
+    assert hand.tokens(ids[1]) == reference(stream("a", 64) + stream("b", 4), 4)
+
+
+def test_b11_abort_in_the_middle_of_a_block():
+    hand = HandEngine(max_batch_tokens=24)
+    request_id = hand.add(stream("a", 64))
+    hand.step()
+    assert hand.engine.cancel(request_id)
+    hand.engine.check()
+    assert hand.match([*stream("a", 64), 999]) == 24  # token-granular: what was computed, no row more
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_b13_unwritten_rows_never_reach_an_answer(poison):
+    hand = HandEngine(poison=poison)
+    lengths = [1, 15, 16, 17, 31, 33]
+    ids = [hand.add(stream(name, length), 20) for name, length in zip("abcdes", lengths, strict=True)]
+    hand.run()
+    for request_id, name, length in zip(ids, "abcdes", lengths, strict=True):
+        assert hand.tokens(request_id) == reference(stream(name, length), 20)
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 32, 48, 256])
+def test_b44_the_same_prompt_again_always_leaves_a_token_to_compute(length):
+    hand = HandEngine()
+    first = hand.generate(stream("a", length), 4)
+    second = hand.add(stream("a", length), 4)
+    hand.run()
+    assert hand.tokens(second) == first == reference(stream("a", length), 4)
+    usage = hand.completions[second].usage
+    assert (usage.cached_tokens, usage.computed_tokens) == (length - 1, 1)
+
+
+@pytest.mark.parametrize("num_chunks", [1, 2, 3])
+def test_b45_abort_between_two_prefill_chunks_returns_every_block(num_chunks):
+    hand = HandEngine(num_blocks=10, max_batch_tokens=32)
+    request_id = hand.add(stream("a", 128))
+    for _ in range(num_chunks):
+        hand.step()
+    assert hand.engine.cancel(request_id)
+    hand.engine.check()
+    assert hand.engine.stats().blocks.live == 0
+    assert not hand.engine.cancel(request_id)
+    assert hand.match([*stream("a", 128), 999]) == 32 * num_chunks
+    assert hand.generate(stream("b", 128)) == reference(stream("b", 128), 1)
+    assert request_id not in hand.completions
+
+
+def test_b46_a_prompt_larger_than_the_pool_is_refused_and_blocks_nobody():
+    hand = HandEngine(num_blocks=8, context_length=512)
+    with pytest.raises(InvalidRequestError, match=r"200 tokens.*128"):
+        hand.add(stream("a", 200))
+    assert hand.generate(stream("b", 20), 3) == reference(stream("b", 20), 3)
+
+
+def test_b46_an_answer_ends_where_the_pool_does():
+    hand = HandEngine(num_blocks=8, context_length=512)
+    request_id = hand.add(stream("c", 100), 100)
+    hand.run()
+    assert hand.tokens(request_id) == reference(stream("c", 100), 28)
+    assert hand.finish_reason(request_id) is FinishReason.LENGTH
+
+
+def test_b83_the_last_block_of_the_context_is_really_there():
+    hand = HandEngine(context_length=100)
+    request_id = hand.add(stream("a", 90), 50)
+    tables = []
+    while hand.engine.has_work:
+        hand.step()
+        if hand.engine.has_work:
+            handle = hand.handle(request_id)
+            tables.append((len(handle.block_table), handle.num_tokens))
+    assert tables[-1] == (7, 98)  # the last step wrote row 98 and ended the request
+    assert hand.match([*stream("a", 90), *hand.tokens(request_id)]) == 99
+    assert hand.tokens(request_id) == reference(stream("a", 90), 10)
+    assert hand.finish_reason(request_id) is FinishReason.LENGTH
+
+
+def test_b83_a_context_smaller_than_a_block():
+    hand = HandEngine(context_length=7)
+    assert hand.generate(stream("a", 3), 50) == reference(stream("a", 3), 4)
+
+
+def test_b75_prompts_around_the_context_length():
+    hand = HandEngine(context_length=128)
+    assert len(hand.generate(stream("a", 127), 1)) == 1
+    assert len(hand.generate(stream("a", 127), 2)) == 1  # clamped: 128 tokens in all
+    for length in (128, 129, 100_000):
+        with pytest.raises(InvalidRequestError, match=rf"{length} tokens.*128"):
+            hand.add(stream("a", length))
+    assert hand.engine.stats().blocks.live == 0
+
+
+def test_a_failing_model_fails_its_step_and_nothing_else():
+    hand = HandEngine(max_batch_tokens=32)
+    good = hand.add(stream("a", 20), 30)
+    hand.step()
+
+    class Failing(RecordingModel):
+        def forward(self, batch, attention):
+            if len(self.batches) == 1:
+                self.batches.append(batch)
+                raise RuntimeError("no luck")
+            return super().forward(batch, attention)
+
+    hand.engine._model = Failing(hand.model)
+    hand.step()
+    hand.step()
+    assert str(hand.failures[good]) == "no luck"
+    assert hand.engine.stats().blocks.live == 0
+    assert hand.generate(stream("a", 20), 5) == reference(stream("a", 20), 5)
+
+
+def test_cancel_at_every_step_gives_everything_back():
+    for num_steps in range(12):
+        hand = HandEngine(max_batch_tokens=16)
+        request_id = hand.add(stream("a", 70), 30, n=3)
+        for _ in range(num_steps):
+            hand.step()
+        hand.engine.cancel(request_id)
+        hand.engine.check()
+        assert hand.engine.stats().blocks.live == 0
+        assert not hand.engine.has_work
+        assert hand.generate(stream("a", 70), 5) == reference(stream("a", 70), 5)
+
+
+def test_preempted_sequences_go_on_where_they_were():
+    """A pool for about half of the load: everything finishes, and every answer is the right one."""
+    hand = HandEngine(num_blocks=12)
+    names = "abcdes"
+    ids = [hand.add(stream(name, 40), 40) for name in names]
+    hand.run()
+    for request_id, name in zip(ids, names, strict=True):
+        assert hand.tokens(request_id) == reference(stream(name, 40), 40)
+    assert hand.engine.stats().requests.preemptions > 0
+    assert hand.engine.stats().tokens.cached == 0  # coming back is no hit
+
+
+def test_forced_preemption_changes_no_token():
+    hand = HandEngine()
+    request_id = hand.add(stream("a", 40), 40, n=2)
+    for step in range(200):
+        if not hand.engine.has_work:
+            break
+        if step in (3, 7, 8, 23):
+            hand.engine.preempt(request_id)
+            hand.engine.check()
+        hand.step()
+    for i in range(2):
+        assert hand.tokens(request_id, i) == reference(stream("a", 40), 40)
+    assert hand.completions[request_id].usage.completion_tokens == 80
+
+
+def test_a_burst_of_equal_prompts_computes_the_prefix_once():
+    hand = HandEngine(max_batch_tokens=64)
+    ids = [hand.add(stream("a", 200) + stream(name, 9), 4) for name in "bcdesu"]
+    hand.run()
+    for request_id, name in zip(ids, "bcdesu", strict=True):
+        assert hand.tokens(request_id) == reference(stream("a", 200) + stream(name, 9), 4)
+    num_cached = [hand.num_cached(request_id) for request_id in ids]
+    assert num_cached[0] == 0
+    assert min(num_cached[1:]) >= 192
+
+
+def test_tenants_share_only_what_is_public():
+    hand = HandEngine()
+    system = stream("a", 64)
+    hand.generate(system + stream("b", 20), tenant="x", public=64)
+    shared = hand.add(system + stream("b", 20), tenant="y", public=64)
+    hand.run()
+    assert hand.num_cached(shared) == 64
+    private = hand.add(system + stream("b", 20), tenant="x", public=64)
+    hand.run()
+    assert hand.num_cached(private) == 83
+
+
+def test_without_the_cache_nothing_is_read_and_nothing_left():
+    hand = HandEngine(max_batch_tokens=32)
+    hand.generate(stream("a", 128))
+    before = hand.cache.dump()
+    request_id = hand.add(stream("a", 128), 5, use_cache=False)
+    hand.run()
+    assert hand.num_cached(request_id) == 0
+    assert hand.tokens(request_id) == reference(stream("a", 128), 5)
+    assert hand.cache.dump() == before
+
+
+def test_rows_read_are_the_lengths_and_a_shared_run_once():
+    hand = HandEngine()
+    prefix = stream("a", 320)
+    hand.generate(prefix)
+    ids = [hand.add(prefix + stream(name, 5), 6) for name in "bcde"]
+    hand.step()
+    before = hand.engine.stats().tokens
+    hand.step()
+    after = hand.engine.stats().tokens
+    assert after.kv_rows_unshared - before.kv_rows_unshared == 4 * 326
+    assert after.kv_rows_read - before.kv_rows_read == 320 + 4 * 6
+    assert all(hand.handle(i).block_table[:20] == hand.handle(ids[0]).block_table[:20] for i in ids)
+
+
+def test_stats_add_up_while_running():
+    hand = HandEngine(max_batch_tokens=48)
+    for name in "bcde":
+        hand.add(stream("a", 60) + stream(name, 10), 5)
+    engine: Engine = hand.engine
+    while engine.has_work:
+        hand.step()
+        stats = engine.stats()
+        assert stats.blocks.free + stats.blocks.idle + stats.blocks.live == stats.blocks.total
+        assert stats.blocks.live <= stats.blocks.live_unshared
+        assert stats.tokens.cached + stats.tokens.computed == stats.tokens.prompt
+    assert engine.stats().requests.finished == 4
+    assert engine.stats().tokens.generated == 20

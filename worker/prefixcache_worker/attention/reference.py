@@ -1,0 +1,43 @@
+"""Attention the obvious way: float64, dense, one sequence at a time. The oracle of every backend."""
+
+from __future__ import annotations
+
+import torch
+
+from prefixcache_worker.attention.kv_store import KvStore
+from prefixcache_worker.attention.plan import AttentionPlan, SequenceSpan
+
+
+class ReferenceAttention:
+    """`StepAttention` that looks at block tables only, so it also proves the plan's items right."""
+
+    def __init__(self, plan: AttentionPlan, store: KvStore) -> None:
+        self._plan = plan
+        self._store = store
+        self._slots = torch.tensor(plan.slot_mapping())
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,  # [num_tokens, num_query_heads, head_dim]
+        key: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
+        value: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
+    ) -> torch.Tensor:  # [num_tokens, num_query_heads, head_dim]
+        """See `StepAttention.attend`. O(tokens * length) time and memory, in float64."""
+        self._store.write(layer, self._slots, key, value)
+        outputs, first = [], 0
+        for span in self._plan.spans:
+            outputs.append(self._attend_span(layer, span, query[first : first + span.num_tokens]))
+            first += span.num_tokens
+        return torch.cat(outputs).to(query.dtype)
+
+    def _attend_span(self, layer: int, span: SequenceSpan, query: torch.Tensor) -> torch.Tensor:
+        size = self._plan.block_size
+        slots = torch.tensor([span.block_table[p // size] * size + p % size for p in range(span.length)])
+        group = self._store.layout.shape.group_size
+        keys = self._store.keys[layer, slots].double().repeat_interleave(group, dim=1)  # [rows, heads, dim]
+        values = self._store.values[layer, slots].double().repeat_interleave(group, dim=1)
+        scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * query.shape[-1] ** -0.5
+        positions = torch.arange(span.start, span.length)
+        scores.masked_fill_(torch.arange(span.length) > positions[:, None], -torch.inf)
+        return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)

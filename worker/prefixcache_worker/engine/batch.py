@@ -1,0 +1,63 @@
+"""The sequences of one step, laid out for the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from typing import NamedTuple
+
+import torch
+
+from prefixcache_worker.attention.plan import AttentionPlan, SequenceSpan, plan_attention
+from prefixcache_worker.engine.sequence import Sequence
+from prefixcache_worker.model.model import ForwardBatch
+
+
+class ScheduledSpan(NamedTuple):
+    """The next `num_tokens` uncomputed tokens of a running sequence, to be run in this step."""
+
+    sequence: Sequence
+    num_tokens: int
+
+
+class Batch(NamedTuple):
+    """One step: what to compute, in the order of the plan."""
+
+    spans: tuple[ScheduledSpan, ...]
+    plan: AttentionPlan
+    forward: ForwardBatch
+
+
+def build_batch(
+    scheduled: SequenceOf[ScheduledSpan],
+    block_size: int,
+    *,
+    share: bool = True,
+    device: torch.device | str = "cpu",
+) -> Batch:
+    """Plan the step and gather its tokens, without padding.
+
+    A sequence whose last token is in the step gets a row of logits, in batch order.
+    """
+    plan = plan_attention(
+        [
+            SequenceSpan(sequence.running_handle.block_table, sequence.num_computed_tokens, num_tokens)
+            for sequence, num_tokens in scheduled
+        ],
+        block_size,
+        share=share,
+    )
+    spans = tuple(scheduled[i] for i in plan.order)
+    token_ids: list[int] = []
+    positions: list[int] = []
+    prompt_lengths: list[int] = []
+    logit_rows: list[int] = []
+    for sequence, num_tokens in spans:
+        start = sequence.num_computed_tokens
+        token_ids += sequence.token_ids[start : start + num_tokens]
+        positions += range(start, start + num_tokens)
+        prompt_lengths += [sequence.num_prompt_tokens] * num_tokens
+        if num_tokens == sequence.num_uncomputed_tokens:
+            logit_rows.append(len(token_ids) - 1)
+    columns = (token_ids, positions, prompt_lengths, logit_rows)
+    forward = ForwardBatch(*(torch.tensor(column, dtype=torch.int64, device=device) for column in columns))
+    return Batch(spans, plan, forward)

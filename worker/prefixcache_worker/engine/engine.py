@@ -1,0 +1,386 @@
+"""One engine turn after another: schedule, copy, run, sample, apply."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from prefixcache import PrefixCache
+from prefixcache_worker.attention.cpu import CpuAttention
+from prefixcache_worker.attention.kv_store import KvStore
+from prefixcache_worker.attention.plan import AttentionPlan
+from prefixcache_worker.engine.assembler import Assembler
+from prefixcache_worker.engine.batch import Batch, ScheduledSpan, build_batch
+from prefixcache_worker.engine.request import (
+    Completion,
+    Delta,
+    Event,
+    Failure,
+    FinishReason,
+    Request,
+    Timing,
+    Usage,
+)
+from prefixcache_worker.engine.sampler import SamplingRow, sample
+from prefixcache_worker.engine.scheduler import Scheduler
+from prefixcache_worker.engine.sequence import Sequence
+from prefixcache_worker.engine.stats import BlockStats, EngineStats, RequestStats, TokenStats
+from prefixcache_worker.errors import DuplicateRequestError, InvalidRequestError
+from prefixcache_worker.model.model import Model, StepAttention
+
+logger = logging.getLogger(__name__)
+
+AttentionBackend = Callable[[AttentionPlan, KvStore], StepAttention]
+"""Makes the attention of one step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Limits of the engine."""
+
+    max_batch_tokens: int = 512
+    """Most tokens of one step, prefill and decode together."""
+    max_running: int = 64
+    """Most sequences that run at once; each choice of a request is one."""
+    context_length: int = 8192
+    """Most tokens of a sequence, prompt and output together."""
+    share_reads: bool = True
+    """Read a run of KV rows once for all sequences that stand on it. False only to compare."""
+
+
+class Output(NamedTuple):
+    """Something that happened to a request."""
+
+    request_id: str
+    event: Event
+
+
+@dataclass(slots=True)
+class _Answer:
+    """A live request: its choices and its clock readings."""
+
+    request: Request
+    arrived: float
+    sequences: list[Sequence]
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    started: float | None = None
+    first_token: float | None = None
+
+
+class Engine:
+    """Runs requests on one model over one pool. Not thread-safe: one thread steps it.
+
+    Every request that `add` took ends with exactly one `Completion` or `Failure` from `step`, or
+    with `cancel`; after either its private blocks are free or cached.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Model,
+        cache: PrefixCache,
+        kv_store: KvStore,
+        token_bytes: Callable[[int], bytes],
+        eos_token_ids: tuple[int, ...],
+        config: EngineConfig,
+        attention: AttentionBackend = CpuAttention,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        assert (cache.num_blocks, cache.block_size) == (kv_store.num_blocks, kv_store.block_size)
+        self.cache = cache
+        self.kv_store = kv_store
+        self.config = config
+        self._model = model
+        self._attention = attention
+        self._token_bytes = token_bytes
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._clock = clock
+        self._scheduler = Scheduler(
+            cache, max_batch_tokens=config.max_batch_tokens, max_running=config.max_running
+        )
+        self._answers: dict[str, _Answer] = {}
+        self._counters = _Counters()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._answers)
+
+    @property
+    def max_total_tokens(self) -> int:
+        """Most tokens one sequence can have here: the context, or the pool if that is smaller."""
+        return min(self.config.context_length, self.cache.num_blocks * self.cache.block_size)
+
+    def check_admissible(self, request: Request) -> None:
+        """Raise InvalidRequestError if the request could never run. Reads settings only: any thread."""
+        num_prompt_tokens = len(request.prompt_token_ids)
+        if num_prompt_tokens == 0:
+            raise InvalidRequestError("prompt", "it has no tokens; send at least one")
+        if num_prompt_tokens >= self.max_total_tokens:
+            limit = "context length" if self.max_total_tokens == self.config.context_length else "KV pool"
+            raise InvalidRequestError(
+                "prompt",
+                f"it has {num_prompt_tokens} tokens, and the {limit} of {self.max_total_tokens} must hold "
+                "it and one token of the answer; shorten the prompt",
+            )
+        if request.num_choices > self.config.max_running:
+            raise InvalidRequestError(
+                "n", f"{request.num_choices} answers, but at most {self.config.max_running} can run at once"
+            )
+
+    def add(self, request: Request, *, arrived: float | None = None) -> None:
+        """Queue a request. Takes no block yet.
+
+        Raises: InvalidRequestError (it could never run), DuplicateRequestError (its id is alive).
+        """
+        self.check_admissible(request)
+        if request.request_id in self._answers:
+            raise DuplicateRequestError(
+                f"request_id: a live request is already called {request.request_id!r}; choose another name"
+            )
+        sequence = self._new_sequence(request, index=0)
+        self._answers[request.request_id] = _Answer(
+            request, self._clock() if arrived is None else arrived, [sequence]
+        )
+        self._scheduler.add(sequence)
+
+    def cancel(self, request_id: str) -> bool:
+        """Drop a request at any point; False if it is not alive. Its blocks are given back at once."""
+        if not self._drop(request_id):
+            return False
+        self._counters.cancelled += 1
+        return True
+
+    def preempt(self, request_id: str) -> None:
+        """Put the request's running sequences back into the queue. For tests."""
+        for sequence in self._answers[request_id].sequences:
+            if sequence.handle is not None:
+                self._scheduler.preempt(sequence)
+
+    @torch.inference_mode()
+    def step(self) -> list[Output]:
+        """Run the next tokens of as many sequences as fit, and say what came of it.
+
+        If the model fails, the requests of this step fail, and the others go on.
+        """
+        scheduled = self._scheduler.schedule()
+        if not scheduled:
+            return []
+        self._counters.steps += 1
+        self._note_starts(scheduled)
+        self._note_peaks()
+        try:
+            batch = build_batch(
+                scheduled,
+                self.cache.block_size,
+                share=self.config.share_reads,
+                device=self.kv_store.keys.device,
+            )
+            self._execute_copies(batch)
+            logits = self._model.forward(batch.forward, self._attention(batch.plan, self.kv_store))
+        except Exception as error:
+            logger.exception("step failed; the requests in it are given up")
+            return self._fail({span.sequence.request.request_id for span in scheduled}, error)
+        self._counters.kv_rows_read += batch.plan.num_rows_read
+        self._counters.kv_rows_unshared += batch.plan.num_rows_unshared
+        return self._apply(batch, logits)
+
+    def fail_all(self, error: Exception) -> list[Output]:
+        """Give up every live request, after an error that leaves nothing to go on with."""
+        return self._fail(set(self._answers), error)
+
+    def stats(self, *, reset_peaks: bool = False) -> EngineStats:
+        """All counts now. With `reset_peaks` the peaks start anew after this reading."""
+        counters, cache = self._counters, self.cache.stats()
+        self._note_peaks()
+        stats = EngineStats(
+            blocks=BlockStats(
+                total=cache.num_blocks,
+                free=cache.num_free,
+                idle=cache.num_idle,
+                live=cache.num_live,
+                live_unshared=cache.num_live_unshared,
+                peak_live=counters.peak_live,
+                peak_live_unshared=counters.peak_live_unshared,
+                evicted=cache.num_evicted,
+                copied=cache.num_copied,
+                block_bytes=self.kv_store.block_bytes,
+                block_size=self.cache.block_size,
+            ),
+            tokens=TokenStats(
+                prompt=counters.prompt_tokens,
+                cached=counters.cached_tokens,
+                computed=counters.prompt_tokens - counters.cached_tokens,
+                generated=counters.generated_tokens,
+                kv_rows_read=counters.kv_rows_read,
+                kv_rows_unshared=counters.kv_rows_unshared,
+            ),
+            requests=RequestStats(
+                waiting=len(self._scheduler.waiting),
+                running=len(self._scheduler.running),
+                finished=counters.finished,
+                cancelled=counters.cancelled,
+                preemptions=self._scheduler.num_preemptions,
+                steps=counters.steps,
+            ),
+        )
+        if reset_peaks:
+            counters.peak_live, counters.peak_live_unshared = cache.num_live, cache.num_live_unshared
+        return stats
+
+    def check(self) -> None:
+        """Raise AssertionError if any invariant is broken. For tests."""
+        self.cache.check()
+        self._scheduler.check()
+        queued = {*self._scheduler.waiting, *self._scheduler.running}
+        assert queued == {s for answer in self._answers.values() for s in answer.sequences}
+        if not self._answers:
+            assert self.cache.stats().num_live == 0, "blocks are live although no request is"
+
+    def _new_sequence(self, request: Request, index: int) -> Sequence:
+        limit = len(request.prompt_token_ids) + request.stop_conditions.max_tokens
+        assembler = Assembler(self._token_bytes, request.stop_conditions.stop)
+        return Sequence(request, index, assembler, min(limit, self.max_total_tokens))
+
+    def _note_starts(self, scheduled: list[ScheduledSpan]) -> None:
+        """Count a prompt's hit once, when it first runs; coming back after a preemption is no hit."""
+        now = self._clock()
+        for sequence, _ in scheduled:
+            answer = self._answers[sequence.request.request_id]
+            if answer.started is None:
+                answer.started = now
+                answer.num_cached_tokens = sequence.running_handle.num_cached_tokens
+                self._counters.prompt_tokens += sequence.num_prompt_tokens
+                self._counters.cached_tokens += answer.num_cached_tokens
+
+    def _note_peaks(self) -> None:
+        cache, counters = self.cache.stats(), self._counters
+        counters.peak_live = max(counters.peak_live, cache.num_live)
+        counters.peak_live_unshared = max(counters.peak_live_unshared, cache.num_live_unshared)
+
+    def _execute_copies(self, batch: Batch) -> None:
+        for sequence, _ in batch.spans:
+            handle = sequence.running_handle
+            if handle.copies:
+                self.kv_store.copy_blocks(handle.copies)
+                self.cache.complete_copies(handle)
+
+    def _apply(self, batch: Batch, logits: torch.Tensor) -> list[Output]:
+        """Take over what the step computed: rows first, then tokens."""
+        sampled: list[Sequence] = []
+        rows: list[int] = []
+        num_rows = 0
+        for sequence, num_tokens in batch.spans:
+            self._advance(sequence, num_tokens)
+            if sequence.num_uncomputed_tokens == 0:
+                choices = [sequence, *self._fork_choices(sequence)]
+                sampled += choices
+                rows += [num_rows] * len(choices)
+                num_rows += 1
+        if not sampled:
+            return []
+        params = [SamplingRow(sequence.request.sampling, sequence.generator) for sequence in sampled]
+        tokens = sample(logits[rows], params)
+        return [
+            output
+            for sequence, token in zip(sampled, tokens, strict=True)
+            for output in self._take_token(sequence, token)
+        ]
+
+    def _advance(self, sequence: Sequence, num_tokens: int) -> None:
+        """Count rows as written; whenever that fills a block, everybody may use it."""
+        before = sequence.num_computed_tokens // self.cache.block_size
+        sequence.num_computed_tokens += num_tokens
+        if sequence.num_computed_tokens // self.cache.block_size > before:
+            self.cache.publish(sequence.running_handle, sequence.num_computed_tokens)
+
+    def _fork_choices(self, parent: Sequence) -> list[Sequence]:
+        """The other choices of a request whose prompt has just been computed."""
+        answer = self._answers[parent.request.request_id]
+        forks = [self._new_sequence(parent.request, 1 + i) for i in range(parent.num_choices_to_fork)]
+        for fork in forks:
+            self._scheduler.add_fork(parent, fork)
+        answer.sequences += forks
+        return forks
+
+    def _take_token(self, sequence: Sequence, token: int) -> list[Output]:
+        request = sequence.request
+        answer = self._answers[request.request_id]
+        sequence.token_ids.append(token)
+        self._counters.generated_tokens += 1
+        answer.num_output_tokens += 1
+        if answer.first_token is None:
+            answer.first_token = self._clock()
+        ends_text = token in self._eos_token_ids and not request.stop_conditions.ignore_eos
+        text, met_stop = sequence.assembler.push(token)
+        reason = None
+        if ends_text or met_stop:
+            reason = FinishReason.STOP
+        elif len(sequence.token_ids) >= sequence.max_total_tokens:
+            reason = FinishReason.LENGTH
+        if reason is None:
+            return [Output(request.request_id, Delta(sequence.index, text, (token,)))]
+        if not met_stop:
+            text += sequence.assembler.finish()
+        self._scheduler.retire(sequence)
+        answer.sequences.remove(sequence)
+        outputs = [Output(request.request_id, Delta(sequence.index, text, (token,), reason))]
+        if not answer.sequences:
+            outputs.append(Output(request.request_id, self._complete(answer)))
+        return outputs
+
+    def _complete(self, answer: _Answer) -> Completion:
+        request, now = answer.request, self._clock()
+        assert answer.started is not None
+        assert answer.first_token is not None
+        del self._answers[request.request_id]
+        self._counters.finished += 1
+        num_prompt_tokens = len(request.prompt_token_ids)
+        return Completion(
+            request_id=request.request_id,
+            usage=Usage(
+                prompt_tokens=num_prompt_tokens,
+                cached_tokens=answer.num_cached_tokens,
+                computed_tokens=num_prompt_tokens - answer.num_cached_tokens,
+                completion_tokens=answer.num_output_tokens,
+            ),
+            timing=Timing(
+                queue_seconds=answer.started - answer.arrived,
+                first_token_seconds=answer.first_token - answer.arrived,
+                total_seconds=now - answer.arrived,
+            ),
+        )
+
+    def _fail(self, request_ids: set[str], error: Exception) -> list[Output]:
+        for request_id in request_ids:
+            self._drop(request_id)
+        return [Output(request_id, Failure(error)) for request_id in request_ids]
+
+    def _drop(self, request_id: str) -> bool:
+        answer = self._answers.pop(request_id, None)
+        if answer is None:
+            return False
+        for sequence in answer.sequences:
+            self._scheduler.retire(sequence)
+        return True
+
+
+@dataclass(slots=True)
+class _Counters:
+    """Sums and peaks since the start."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    kv_rows_read: int = 0
+    kv_rows_unshared: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    steps: int = 0
+    peak_live: int = 0
+    peak_live_unshared: int = 0

@@ -1,0 +1,199 @@
+"""The one thread that steps the engine, and the bridge from it to asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import TypeVar
+
+from prefixcache_worker.engine.engine import Engine, Output
+from prefixcache_worker.engine.request import Completion, Delta, Event, Failure, Request
+from prefixcache_worker.errors import DuplicateRequestError, EngineStoppedError, QueueFullError
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class RequestStream:
+    """The events of one request. Leaving the `async with` block cancels what still runs."""
+
+    def __init__(self, request_id: str, cancel: Callable[[str], None]) -> None:
+        self._request_id = request_id
+        self._cancel = cancel
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._ended = False
+
+    async def __aenter__(self) -> RequestStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._cancel(self._request_id)
+
+    async def __aiter__(self) -> AsyncIterator[Delta | Completion]:
+        """Deltas, then one completion. Raises what ended the request if it could not be finished."""
+        while not self._ended:
+            event = await self._events.get()
+            self._ended = not isinstance(event, Delta)
+            if isinstance(event, Failure):
+                raise event.error
+            yield event
+
+    def take_ready(self) -> list[Delta | Completion]:
+        """What has arrived and was not read yet, without waiting; a failure stays for the iterator."""
+        ready: list[Delta | Completion] = []
+        while not self._events.empty() and not self._ended:
+            event = self._events.get_nowait()
+            if isinstance(event, Failure):
+                self._events.put_nowait(event)
+                break
+            self._ended = isinstance(event, Completion)
+            ready.append(event)
+        return ready
+
+    def put(self, event: Event) -> None:
+        """Called on the asyncio loop only."""
+        self._events.put_nowait(event)
+
+
+class EngineLoop:
+    """Steps the engine on a thread of its own while there is work, and sleeps when there is none.
+
+    `submit`, `call` and `stop` are called on one asyncio loop, the one that runs at `start`. Only the
+    thread touches the engine: everything else reaches it as a command between two steps.
+    """
+
+    def __init__(self, engine: Engine, *, max_live_requests: int = 320) -> None:
+        self._engine = engine
+        self._max_live_requests = max_live_requests
+        self._streams: dict[str, RequestStream] = {}  # touched on the asyncio loop only
+        self._all_ended = asyncio.Event()
+        self._refusing = False
+        self._commands: list[Callable[[], object]] = []
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._asyncio_loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Start stepping. Requires a running asyncio loop."""
+        self._asyncio_loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def submit(self, request: Request) -> RequestStream:
+        """Hand a request to the engine; its events come from the stream.
+
+        Raises at once, and takes nothing: InvalidRequestError (could never run), DuplicateRequestError
+        (its id is alive), QueueFullError (too many live requests), EngineStoppedError (draining).
+        """
+        if self._refusing:
+            raise EngineStoppedError("the worker is shutting down; send the request to another one")
+        self._engine.check_admissible(request)
+        if request.request_id in self._streams:
+            raise DuplicateRequestError(
+                f"request_id: a live request is already called {request.request_id!r}; choose another name"
+            )
+        if len(self._streams) >= self._max_live_requests:
+            raise QueueFullError(f"{len(self._streams)} requests are running or waiting; try again later")
+        stream = RequestStream(request.request_id, self._cancel)
+        self._streams[request.request_id] = stream
+        self._all_ended.clear()
+        arrived = time.monotonic()
+        self._command(lambda: self._engine.add(request, arrived=arrived))
+        return stream
+
+    async def call(self, function: Callable[[Engine], T]) -> T:
+        """Run a function on the engine between two steps and return its result. Keep it short.
+
+        Raises EngineStoppedError when the thread has ended.
+        """
+        if self._stopping:
+            raise EngineStoppedError("the worker has stopped; ask another one")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def command() -> None:
+            try:
+                result = function(self._engine)
+            except Exception as error:
+                loop.call_soon_threadsafe(_settle, future, None, error)
+            else:
+                loop.call_soon_threadsafe(_settle, future, result, None)
+
+        self._command(command)
+        return await future
+
+    async def stop(self, *, drain_seconds: float) -> None:
+        """Refuse new requests, let live ones finish for so long, fail the rest, end the thread."""
+        self._refusing = True
+        if self._streams:
+            with contextlib.suppress(TimeoutError):  # those left are failed below
+                await asyncio.wait_for(self._all_ended.wait(), drain_seconds)
+        if self._streams:
+            logger.warning("%d requests did not finish in time and are given up", len(self._streams))
+        error = EngineStoppedError("the worker shut down before the answer was complete; send it again")
+        for request_id, stream in list(self._streams.items()):
+            stream.put(Failure(error))
+            self._cancel(request_id)
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        await asyncio.to_thread(self._thread.join)
+
+    def _cancel(self, request_id: str) -> None:
+        """Forget a stream; a no-op when it has ended."""
+        if self._streams.pop(request_id, None) is not None:
+            self._note_end()
+            self._command(lambda: self._engine.cancel(request_id))
+
+    def _command(self, command: Callable[[], object]) -> None:
+        with self._wake:
+            self._commands.append(command)
+            self._wake.notify()
+
+    def _deliver(self, outputs: list[Output]) -> None:
+        for request_id, event in outputs:
+            stream = self._streams.get(request_id)
+            if stream is None:
+                continue  # cancelled after this step began
+            stream.put(event)
+            if not isinstance(event, Delta):
+                del self._streams[request_id]
+        self._note_end()
+
+    def _note_end(self) -> None:
+        if not self._streams:
+            self._all_ended.set()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._commands or self._stopping or self._engine.has_work)
+                commands, self._commands = self._commands, []
+                if self._stopping and not commands:
+                    return
+            for command in commands:
+                command()
+            try:
+                outputs = self._engine.step() if self._engine.has_work else []
+            except Exception as error:
+                logger.exception("the engine step broke; all live requests are given up")
+                outputs = self._engine.fail_all(error)
+            if outputs:
+                assert self._asyncio_loop is not None
+                self._asyncio_loop.call_soon_threadsafe(self._deliver, outputs)
+
+
+def _settle(future: asyncio.Future[T], result: T | None, error: Exception | None) -> None:
+    if future.cancelled():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)  # type: ignore[arg-type]

@@ -1,0 +1,55 @@
+"""What the engine counts. Field names are those of `prefixcache.v1`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockStats:
+    """Where the pool's blocks are: `free + idle + live == total`."""
+
+    total: int
+    free: int
+    idle: int
+    live: int
+    live_unshared: int
+    peak_live: int
+    peak_live_unshared: int
+    evicted: int
+    copied: int
+    block_bytes: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenStats:
+    """Tokens since the start: `cached + computed == prompt`, counted once, at admission."""
+
+    prompt: int
+    cached: int
+    computed: int
+    generated: int
+    kv_rows_read: int
+    kv_rows_unshared: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestStats:
+    """Requests now (waiting, running) and since the start."""
+
+    waiting: int
+    running: int
+    finished: int
+    cancelled: int
+    preemptions: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """All counts at one moment between two steps."""
+
+    blocks: BlockStats
+    tokens: TokenStats
+    requests: RequestStats
