@@ -1,0 +1,104 @@
+"""From settings to a worker: pool, context, and what cannot be built."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from support.tiny_loaded_model import loaded
+from support.tiny_model import tiny_decoder
+
+from prefixcache_worker.config import WorkerConfig
+from prefixcache_worker.errors import ConfigError
+from prefixcache_worker.server.build import assemble_worker, build_worker, plan_pool
+
+BLOCK_BYTES = 1000
+
+
+@pytest.mark.parametrize(
+    ("config", "num_requested", "num_headroom"),
+    [
+        (WorkerConfig(kv_memory=10_999), 10, 3),  # headroom is rounded up
+        (WorkerConfig(kv_memory=8_000, kv_headroom=0.25), 8, 2),
+        (WorkerConfig(kv_blocks=7, kv_headroom=0.0), 7, 0),
+        (WorkerConfig(kv_blocks=2, kv_headroom=1.0), 2, 2),
+    ],
+)
+def test_the_pool_is_what_was_asked_for_and_headroom(
+    config: WorkerConfig, num_requested: int, num_headroom: int
+):
+    pool = plan_pool(config, BLOCK_BYTES)
+    assert (pool.num_requested_blocks, pool.num_headroom_blocks) == (num_requested, num_headroom)
+    assert pool.num_blocks == num_requested + num_headroom
+    assert pool.pool_bytes == pool.num_blocks * BLOCK_BYTES
+
+
+def test_the_pool_describes_itself():
+    text = str(plan_pool(WorkerConfig(kv_blocks=8), 1 << 20))
+    assert text == "8 KV blocks + 2 headroom, 1MiB each, 10MiB in all"
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        (WorkerConfig(kv_memory=1_999), r"^--kv-memory: 1\.952KiB gives 1 blocks of 1000B, too few"),
+        (WorkerConfig(kv_memory=1), r"^--kv-memory: 1B gives 0 blocks of 1000B, too few"),
+        (WorkerConfig(kv_blocks=1), r"^--kv-blocks: 1 blocks of 1000B, too few for one request"),
+    ],
+)
+def test_too_little_memory_for_one_request_is_refused_with_numbers(config: WorkerConfig, sentence: str):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        plan_pool(config, BLOCK_BYTES)
+    assert str(caught.value).endswith("give at least 2 blocks, 1.953KiB")
+
+
+def test_a_worker_with_too_little_memory_is_not_built():
+    with pytest.raises(ConfigError, match=r"^--kv-memory: 8KiB gives 1 blocks of 8KiB, too few"):
+        assemble_worker(loaded(tiny_decoder()), WorkerConfig(kv_memory=8 << 10))
+
+
+def test_a_pool_larger_than_the_machine_is_refused():
+    with pytest.raises(ConfigError, match=r"^--kv-blocks: a pool of .* does not fit this machine's memory"):
+        assemble_worker(loaded(tiny_decoder()), WorkerConfig(kv_blocks=10**12))
+
+
+def test_the_worker_describes_the_model_it_serves():
+    model = tiny_decoder(context_length=200)
+    worker = assemble_worker(loaded(model), WorkerConfig(kv_blocks=16, context_length=150))
+    served = worker.model
+    assert (served.name, served.build, served.architecture) == ("tiny", "tiny-build", "llama")
+    assert (served.context_length, served.vocabulary_size) == (150, 1000)
+    assert (served.block_size, served.num_blocks, served.kv_dtype) == (16, 20, "float32")
+    assert served.block_bytes == 2 * 2 * 16 * 2 * 16 * 4  # keys and values, layers, slots, heads, dim, bytes
+
+
+def test_a_pool_smaller_than_the_context_limits_it_and_says_so(caplog: pytest.LogCaptureFixture):
+    model = tiny_decoder(context_length=512)
+    with caplog.at_level(logging.WARNING):
+        worker = assemble_worker(loaded(model), WorkerConfig(kv_blocks=8, kv_headroom=0.0))
+    assert worker.model.context_length == 128
+    assert "the KV pool of 128 tokens limits the context of 512" in caplog.text
+
+
+def test_a_context_beyond_the_models_is_refused():
+    with pytest.raises(ConfigError, match=r"^--context-length: 513 is more than the 512 tokens"):
+        assemble_worker(loaded(tiny_decoder(context_length=512)), WorkerConfig(context_length=513))
+
+
+def test_num_threads_is_what_torch_uses():
+    before = torch.get_num_threads()
+    try:
+        with pytest.raises(ConfigError):
+            build_worker(WorkerConfig(num_threads=before + 1, model="/no/such/model.gguf"))
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("block_size", [8, 128])
+def test_an_unusual_block_size_is_warned_of(block_size: int, caplog: pytest.LogCaptureFixture):
+    config = WorkerConfig(block_size=block_size, model="/no/such/model.gguf")
+    with caplog.at_level(logging.WARNING), pytest.raises(ConfigError, match=r"^/no/such/model\.gguf: "):
+        build_worker(config)
+    assert f"--block-size {block_size} is unusual" in caplog.text

@@ -1,0 +1,88 @@
+"""Which status a client sees for which error."""
+
+from __future__ import annotations
+
+import logging
+from unittest.mock import AsyncMock
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+
+from prefixcache import OutOfBlocksError
+from prefixcache_worker.errors import (
+    DuplicateRequestError,
+    EngineStoppedError,
+    InvalidRequestError,
+    QueueFullError,
+)
+from prefixcache_worker.server.status import errors_as_status, status_from_error
+
+
+def details_of(error: Exception) -> dict[str, object]:
+    kinds = (error_details_pb2.ErrorInfo, error_details_pb2.BadRequest, error_details_pb2.RetryInfo)
+    found: dict[str, object] = {}
+    for packed in status_from_error(error).details:
+        kind = next(kind for kind in kinds if packed.Is(kind.DESCRIPTOR))
+        detail = kind()
+        packed.Unpack(detail)
+        found[kind.__name__] = detail
+    return found
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "reason"),
+    [
+        (InvalidRequestError("n", "0 is bad"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
+        (DuplicateRequestError("twice"), grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST"),
+        (QueueFullError("full"), grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
+        (
+            OutOfBlocksError(num_needed=7, num_free=3, num_idle=0),
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "OUT_OF_BLOCKS",
+        ),
+        (EngineStoppedError("stopping"), grpc.StatusCode.UNAVAILABLE, "ENGINE_STOPPED"),
+    ],
+)
+def test_a_known_error_has_its_code_sentence_and_reason(error: Exception, code: grpc.StatusCode, reason: str):
+    status = status_from_error(error)
+    info = details_of(error)["ErrorInfo"]
+    assert (status.code, status.message) == (code.value[0], str(error))
+    assert info == error_details_pb2.ErrorInfo(reason=reason, domain="prefixcache")
+
+
+def test_an_invalid_request_names_its_field_in_a_bad_request():
+    bad_request = details_of(InvalidRequestError("sampling.top_p", "2 is not in (0, 1]"))["BadRequest"]
+    assert isinstance(bad_request, error_details_pb2.BadRequest)
+    assert [(v.field, v.description) for v in bad_request.field_violations] == [
+        ("sampling.top_p", "2 is not in (0, 1]")
+    ]
+
+
+def test_only_a_full_worker_says_when_to_try_again():
+    assert details_of(QueueFullError("full"))["RetryInfo"].retry_delay.seconds == 1
+    assert "RetryInfo" not in details_of(EngineStoppedError("stopping"))
+    assert "RetryInfo" not in details_of(DuplicateRequestError("twice"))
+
+
+async def test_an_unexpected_error_is_logged_with_its_traceback_and_not_shown(
+    caplog: pytest.LogCaptureFixture,
+):
+    context = AsyncMock(spec=grpc.aio.ServicerContext)
+    with caplog.at_level(logging.ERROR):
+        async with errors_as_status(context):
+            raise ZeroDivisionError("secret detail")
+
+    [status] = context.abort_with_status.await_args.args
+    assert status.code is grpc.StatusCode.INTERNAL
+    assert "secret detail" not in status.details
+    assert "ZeroDivisionError: secret detail" in caplog.text
+
+
+async def test_a_known_error_is_not_logged(caplog: pytest.LogCaptureFixture):
+    context = AsyncMock(spec=grpc.aio.ServicerContext)
+    async with errors_as_status(context):
+        raise QueueFullError("full")
+    [status] = context.abort_with_status.await_args.args
+    assert status.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert not caplog.records

@@ -1,0 +1,199 @@
+"""Requests that end early, wait, or are read slowly; and a worker that stops while they run."""
+
+from __future__ import annotations
+
+import asyncio
+from unittest.mock import AsyncMock
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2
+from grpc_status import rpc_status
+from support.hand_engine import reference, stream
+from support.served_worker import DEADLINE_SECONDS, GatedModel, ServedWorker, greedy_request, rest_of, served
+from support.tiny_loaded_model import EOS_ID, loaded
+from support.tiny_model import tiny_decoder
+
+from prefixcache.v1 import cache_pb2
+from prefixcache.v1 import inference_pb2 as pb
+from prefixcache_worker.engine.request import Completion, Delta, FinishReason, Timing, Usage
+from prefixcache_worker.model.scripted_model import ScriptedModel
+from prefixcache_worker.server.inference_servicer import InferenceServicer, merge_deltas
+
+
+def scripted(num_tokens: int = 4096) -> ScriptedModel:
+    return ScriptedModel([7] * num_tokens, vocabulary_size=1000, eos_token_id=EOS_ID, context_length=8192)
+
+
+async def stats_when_idle(worker: ServedWorker, model: GatedModel) -> cache_pb2.GetStatsResponse:
+    """Allow one step at a time until nothing runs.
+
+    A cancellation needs a moment to reach the server, for which the engine must not be given steps:
+    the answers to other calls stand for that moment.
+    """
+    while True:
+        for _ in range(20):
+            await worker.health("")
+        model.allow(1)
+        stats = await worker.stats()
+        if stats.requests.running == 0:
+            return stats
+
+
+async def test_b64_a_cancelled_request_frees_everything_within_two_steps():
+    model = GatedModel(scripted())
+    async with served(loaded(model)) as worker:
+        call = worker.generate(greedy_request(stream("a", 40), 4000))
+        model.allow(3)
+        num_received = 0
+        while num_received < 3:
+            num_received += len((await call.read()).delta.token_ids)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call.read()
+        stats = await stats_when_idle(worker, model)
+
+        assert (stats.requests.running, stats.requests.waiting, stats.blocks.live) == (0, 0, 0)
+        assert (stats.requests.cancelled, stats.requests.finished) == (1, 0)
+        assert stats.tokens.generated <= 10
+
+
+async def test_b64_a_deadline_frees_everything():
+    model = GatedModel(scripted())
+    async with served(loaded(model)) as worker:
+        call = worker.inference.Generate(greedy_request(stream("a", 40), 4000), timeout=0.3)
+        assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        stats = await stats_when_idle(worker, model)
+    assert (stats.blocks.live, stats.requests.waiting, stats.requests.finished) == (0, 0, 0)
+    assert stats.tokens.generated <= 10
+
+
+async def test_b64_a_hundred_clients_that_leave_in_a_row_leave_nothing(caplog: pytest.LogCaptureFixture):
+    async with served(loaded(scripted()), kv_blocks=512) as worker:
+        for number in range(100):
+            call = worker.generate(greedy_request(stream("a", 20 + number % 7), 4000))
+            for _ in range(1 + number % 3):
+                await call.read()
+            call.cancel()
+        stats = await worker.stats_when(lambda stats: stats.requests.cancelled == 100)
+    assert (stats.requests.running, stats.requests.waiting, stats.blocks.live) == (0, 0, 0)
+    assert not caplog.records, "a client that leaves is nothing to log"
+
+
+async def test_a_second_request_with_a_live_id_is_refused_and_the_first_goes_on():
+    model = GatedModel(tiny_decoder(context_length=512))
+    prompt = stream("b", 20)
+    async with served(loaded(model)) as worker:
+        call = worker.generate(greedy_request(prompt, 4, request_id="x"))
+        model.allow(1)
+        first = await call.read()
+        error = await worker.refusal(greedy_request(stream("c", 20), 4, request_id="x"))
+        model.allow(1000)
+        deltas = [first.delta, *[response.delta for response in await rest_of(call)]]
+        again = await worker.answer(greedy_request(prompt, 4, request_id="x"))
+
+    assert error.code() is grpc.StatusCode.ALREADY_EXISTS
+    assert "'x'" in error.details()
+    assert [token for delta in deltas for token in delta.token_ids] == reference(prompt, 4)
+    assert again.token_ids == reference(prompt, 4), "an id is free again when its request has ended"
+
+
+async def test_a_full_queue_is_refused_with_a_time_to_retry():
+    model = GatedModel(scripted())
+    async with served(loaded(model), max_running=1, max_waiting=1) as worker:
+        answers = [
+            asyncio.ensure_future(worker.answer(greedy_request(stream(name, 20), 2))) for name in "abc"
+        ]
+        [refused], others = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
+        model.allow(1000)
+        assert [len((await answer).token_ids) for answer in others] == [2, 2]
+    error = refused.exception()
+    assert isinstance(error, grpc.aio.AioRpcError)
+    status = rpc_status.from_call(error)
+    retry_info = error_details_pb2.RetryInfo()
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert status is not None
+    assert any(detail.Unpack(retry_info) for detail in status.details)
+    assert retry_info.retry_delay.seconds >= 1
+
+
+async def test_draining_finishes_what_runs_and_refuses_what_comes():
+    model = GatedModel(tiny_decoder(context_length=512))
+    prompt = stream("d", 20)
+    async with served(loaded(model)) as worker:
+        call = worker.generate(greedy_request(prompt, 6))
+        model.allow(1)
+        first = await call.read()
+        stopping = asyncio.create_task(worker.service.stop(drain_seconds=DEADLINE_SECONDS))
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while await worker.health("") == health_pb2.HealthCheckResponse.SERVING:
+                pass
+        error = await worker.refusal(greedy_request(prompt, 1))
+        model.allow(1000)
+        deltas = [first.delta, *[response.delta for response in await rest_of(call)]]
+        await stopping
+
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert [token for delta in deltas for token in delta.token_ids] == reference(prompt, 6)
+    assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_what_does_not_finish_while_draining_is_unavailable():
+    model = GatedModel(scripted())
+    async with served(loaded(model)) as worker:
+        call = worker.generate(greedy_request(stream("d", 20), 4000))
+        model.allow(1)
+        await call.read()
+        stopping = asyncio.create_task(worker.service.stop(drain_seconds=0.0))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await rest_of(call)
+        model.allow(1)
+        await stopping
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "send it again" in caught.value.details()
+
+
+async def test_what_comes_while_the_reader_is_slow_is_one_message():
+    prompt = stream("a", 20)
+    written: list[pb.GenerateResponse] = []
+    reader_is_back = asyncio.Event()
+
+    async def write(response: pb.GenerateResponse) -> None:
+        written.append(response)
+        await reader_is_back.wait()
+
+    context = AsyncMock(spec=grpc.aio.ServicerContext, write=write)
+    context.invocation_metadata = tuple
+    async with served(loaded(tiny_decoder(context_length=512))) as worker:
+        servicer = InferenceServicer(engine_loop=worker.worker.engine_loop, model=worker.worker.model)
+        answering = asyncio.create_task(servicer.Generate(greedy_request(prompt, 16), context))
+        await worker.stats_when(lambda stats: stats.requests.finished == 1)
+        reader_is_back.set()
+        await answering
+
+    first, rest, end = written
+    assert [*first.delta.token_ids, *rest.delta.token_ids] == reference(prompt, 16)
+    assert (first.delta.finish_reason, rest.delta.finish_reason) == (0, pb.FINISH_REASON_LENGTH)
+    assert end.completion.usage.completion_tokens == 16
+
+
+def test_merged_deltas_lose_nothing_and_keep_their_order():
+    completion = Completion(
+        request_id="x",
+        usage=Usage(prompt_tokens=1, cached_tokens=0, computed_tokens=1, completion_tokens=5),
+        timing=Timing(queue_seconds=0.0, first_token_seconds=0.0, total_seconds=0.0),
+    )
+    events = [
+        Delta(1, "a", (1,)),
+        Delta(0, "x", (9,)),
+        Delta(1, "", (2,)),
+        Delta(1, "bc", (3, 4), FinishReason.STOP),
+        completion,
+    ]
+    assert merge_deltas(events) == [
+        Delta(1, "abc", (1, 2, 3, 4), FinishReason.STOP),
+        Delta(0, "x", (9,)),
+        completion,
+    ]
+    assert merge_deltas(events[:1]) == events[:1]

@@ -1,0 +1,344 @@
+"""Every field's bounds, one row each, and a fuzz over all of them together."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.tiny_loaded_model import BOS_ID, TURN_ID, byte_tokenizer, chat_template
+
+from prefixcache import Namespace
+from prefixcache.v1 import inference_pb2 as pb
+from prefixcache_worker.engine.request import Request, SamplingParams, StopConditions
+from prefixcache_worker.errors import InvalidRequestError
+from prefixcache_worker.model.model import AttentionShape
+from prefixcache_worker.server.served_model import ServedModel
+from prefixcache_worker.server.validation import (
+    request_from_proto,
+    tenant_from_metadata,
+    token_ids_from_detokenize,
+    token_ids_from_tokenize,
+)
+
+CONTEXT_LENGTH = 128
+VOCABULARY_SIZE = 300
+
+
+def served_model(**changes: Any) -> ServedModel:
+    fields: dict[str, Any] = {
+        "name": "tiny",
+        "build": "tiny-build",
+        "architecture": "llama",
+        "attention_shape": AttentionShape(num_layers=1, num_query_heads=1, num_kv_heads=1, head_dim=8),
+        "vocabulary_size": VOCABULARY_SIZE,
+        "context_length": CONTEXT_LENGTH,
+        "eos_token_ids": (2,),
+        "tokenizer": byte_tokenizer(),
+        "chat_template": chat_template(),
+        "device": "cpu",
+        "block_size": 16,
+        "num_blocks": 8,
+        "block_bytes": 1024,
+        "kv_dtype": "float32",
+    }
+    return ServedModel(**fields | changes)
+
+
+MODEL = served_model()
+
+
+def checked(message: pb.GenerateRequest, model: ServedModel = MODEL) -> Request:
+    return request_from_proto(message, tenant="shop", model=model)
+
+
+def with_ids(**fields: Any) -> pb.GenerateRequest:
+    return pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5, 6, 7]), **fields)
+
+
+def sampling(**fields: Any) -> pb.GenerateRequest:
+    return with_ids(sampling=pb.SamplingParams(**fields))
+
+
+def stopping(**fields: Any) -> pb.GenerateRequest:
+    return with_ids(stop_conditions=pb.StopConditions(**fields))
+
+
+def caching(**fields: Any) -> pb.GenerateRequest:
+    return with_ids(cache=pb.CacheOptions(**fields))
+
+
+def chat(*turns: tuple[str, str], **fields: Any) -> pb.GenerateRequest:
+    messages = [pb.ChatMessage(role=role, content=content) for role, content in turns]
+    return pb.GenerateRequest(chat=pb.ChatMessages(messages=messages), **fields)
+
+
+def test_absent_fields_take_the_documented_defaults():
+    request = checked(with_ids())
+
+    assert request == Request(
+        request_id=request.request_id,
+        namespace=Namespace(model="tiny-build", tenant="shop"),
+        prompt_token_ids=(5, 6, 7),
+        sampling=SamplingParams(temperature=1.0, top_p=1.0, top_k=0, seed=None),
+        stop_conditions=StopConditions(max_tokens=256, stop=(), ignore_eos=False),
+        num_choices=1,
+        num_public_tokens=0,
+        use_cache=True,
+    )
+    assert request.request_id != checked(with_ids()).request_id, "a made-up id must be new"
+
+
+def test_every_field_arrives():
+    request = checked(
+        pb.GenerateRequest(
+            request_id="mine",
+            text="abc",
+            sampling=pb.SamplingParams(temperature=0.0, top_p=0.5, top_k=3, seed=0),
+            stop_conditions=pb.StopConditions(max_tokens=1, stop=["x", "yz"], ignore_eos=True),
+            n=64,
+            cache=pb.CacheOptions(mode=pb.CacheOptions.MODE_OFF, public_tokens=2, salt="s"),
+        )
+    )
+
+    assert request == Request(
+        request_id="mine",
+        namespace=Namespace(model="tiny-build", tenant="shop", salt="s"),
+        prompt_token_ids=tuple(byte_tokenizer().encode("abc", add_special=False)),
+        sampling=SamplingParams(temperature=0.0, top_p=0.5, top_k=3, seed=0),
+        stop_conditions=StopConditions(max_tokens=1, stop=("x", "yz"), ignore_eos=True),
+        num_choices=64,
+        num_public_tokens=2,
+        use_cache=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "field_name", "description"),
+    [
+        (pb.GenerateRequest(), "prompt", "is missing; set text, token_ids or chat"),
+        (pb.GenerateRequest(text=""), "text", "has no tokens"),
+        (pb.GenerateRequest(token_ids=pb.TokenIds()), "token_ids", "has no tokens"),
+        (chat(), "chat.messages", "has 0 messages"),
+        (chat(*[("user", "")] * 129), "chat.messages", "has 129 messages"),
+        (chat(("user", "hi"), ("tool", "x")), "chat.messages[1].role", "system, user, assistant"),
+        (
+            pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5, VOCABULARY_SIZE])),
+            "token_ids.ids[1]",
+            "300 is not a token id; they run from 0 to 299",
+        ),
+        (
+            pb.GenerateRequest(token_ids=pb.TokenIds(ids=[2**32 - 1])),
+            "token_ids.ids[0]",
+            "4294967295 is not a token id",
+        ),
+        (
+            pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5] * 128)),
+            "token_ids",
+            "has 128 tokens; the context of 128 takes a prompt of at most 127",
+        ),
+        (pb.GenerateRequest(text="a" * 129), "text", "has 129 tokens; the context of 128"),
+        (pb.GenerateRequest(text="a" * 8193), "text", "has 8193 characters; .* at most 8192"),
+        (chat(("user", "a" * 200)), "chat", r"has 2\d\d tokens; the context of 128"),
+        (chat(("user", "a" * 5000), ("user", "a" * 5000)), "chat", "has 10000 characters"),
+        (with_ids(request_id="i" * 257), "request_id", "has 257 characters; at most 256"),
+        (with_ids(n=0), "n", "0 is not in 1 to 64"),
+        (with_ids(n=65), "n", "65 is not in 1 to 64"),
+        (sampling(temperature=-0.1), "sampling.temperature", "-0.1 is not in 0 to 100"),
+        (sampling(temperature=math.nan), "sampling.temperature", "nan is not in 0 to 100"),
+        (sampling(temperature=math.inf), "sampling.temperature", "inf is not in 0 to 100"),
+        (sampling(temperature=100.1), "sampling.temperature", "100.1 is not in 0 to 100"),
+        (sampling(top_p=0.0), "sampling.top_p", r"0 is not in \(0, 1\]"),
+        (sampling(top_p=-1.0), "sampling.top_p", r"-1 is not in \(0, 1\]"),
+        (sampling(top_p=1.1), "sampling.top_p", r"1.1 is not in \(0, 1\]"),
+        (sampling(top_p=math.nan), "sampling.top_p", r"nan is not in \(0, 1\]"),
+        (sampling(top_k=-2), "sampling.top_k", "-2 is below -1"),
+        (stopping(max_tokens=0), "stop_conditions.max_tokens", "0 is not at least 1"),
+        (stopping(stop=["x"] * 17), "stop_conditions.stop", "has 17 texts; at most 16"),
+        (stopping(stop=["x", ""]), "stop_conditions.stop[1]", "has 0 characters; 1 to 1024"),
+        (stopping(stop=["x" * 1025]), "stop_conditions.stop[0]", "has 1025 characters"),
+        (caching(mode=9), "cache.mode", "9 is not a known mode"),
+        (caching(salt="\u00e9" * 32769), "cache.salt", "has 65538 bytes; at most 65536"),
+        (caching(public_tokens=4), "cache.public_tokens", "4 of 3 prompt tokens cannot be public"),
+        (caching(public_messages=0), "cache.public_messages", "needs a chat prompt"),
+        (
+            chat(("user", "hi"), cache=pb.CacheOptions(public_messages=2)),
+            "cache.public_messages",
+            "2 of 1 messages cannot be public",
+        ),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused_by_its_field(
+    message: pb.GenerateRequest, field_name: str, description: str
+):
+    with pytest.raises(InvalidRequestError, match=description) as caught:
+        checked(message)
+    assert caught.value.field_name == field_name
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb.GenerateRequest(token_ids=pb.TokenIds(ids=[0, VOCABULARY_SIZE - 1])),
+        pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5] * 127)),
+        with_ids(request_id="i" * 256),
+        sampling(temperature=0.0, top_p=1.0, top_k=1, seed=2**64 - 1),
+        sampling(temperature=100.0, top_p=1e-6, top_k=2**31 - 1),
+        stopping(max_tokens=2**32 - 1, stop=["x" * 1024] * 16),
+        caching(salt="s" * 65536),
+        caching(mode=pb.CacheOptions.MODE_UNSPECIFIED, public_tokens=3),
+        chat(("system", ""), ("user", ""), ("assistant", "")),
+    ],
+)
+def test_values_on_their_bounds_are_taken(message: pb.GenerateRequest):
+    assert isinstance(checked(message), Request)
+
+
+@pytest.mark.parametrize("top_k", [-1, 0, VOCABULARY_SIZE, VOCABULARY_SIZE + 1])
+def test_a_top_k_that_keeps_all_tokens_becomes_zero(top_k: int):
+    assert checked(sampling(top_k=top_k)).sampling.top_k == 0
+    assert checked(sampling(top_k=VOCABULARY_SIZE - 1)).sampling.top_k == VOCABULARY_SIZE - 1
+
+
+def test_empty_text_is_one_token_where_the_model_wants_a_bos():
+    model = served_model(tokenizer=byte_tokenizer(add_bos=True))
+    assert checked(pb.GenerateRequest(text=""), model).prompt_token_ids == (BOS_ID,)
+
+
+def test_a_chat_is_rendered_with_the_generation_prompt_and_without_another_bos():
+    model = served_model(tokenizer=byte_tokenizer(add_bos=True))
+    token_ids = checked(chat(("user", "hi")), model).prompt_token_ids
+    assert token_ids[0] == TURN_ID
+    assert model.tokenizer.decode(token_ids, skip_special_tokens=False) == (
+        "<|turn|>user\nhi</s><|turn|>assistant\n"
+    )
+
+
+def test_public_messages_end_where_the_next_message_begins():
+    turns = [("system", "be kind"), ("user", "hi")]
+    tokenizer = MODEL.tokenizer
+    for num_messages, text in enumerate(["", "<|turn|>system\nbe kind</s>", "<|turn|>system\nbe kind</s>"]):
+        public = checked(chat(*turns, cache=pb.CacheOptions(public_messages=num_messages)))
+        if num_messages == 2:
+            text += "<|turn|>user\nhi</s>"
+        assert public.num_public_tokens == len(tokenizer.encode(text, add_special=False))
+
+
+def test_a_model_without_chat_template_takes_no_chat():
+    with pytest.raises(InvalidRequestError, match="chat: this model has no chat template"):
+        checked(chat(("user", "hi")), served_model(chat_template=None))
+
+
+def test_tokenize_gives_what_generate_would_compute():
+    turns = [pb.ChatMessage(role="user", content="hi")]
+    for field in ({"text": "some text"}, {"chat": pb.ChatMessages(messages=turns)}):
+        token_ids = token_ids_from_tokenize(pb.TokenizeRequest(**field), model=MODEL)
+        assert tuple(token_ids) == checked(pb.GenerateRequest(**field)).prompt_token_ids
+    assert token_ids_from_tokenize(pb.TokenizeRequest(text=""), model=MODEL) == []
+    assert len(token_ids_from_tokenize(pb.TokenizeRequest(text="a" * 1000), model=MODEL)) == 1000
+    with pytest.raises(InvalidRequestError, match="prompt: is missing; set text or chat"):
+        token_ids_from_tokenize(pb.TokenizeRequest(), model=MODEL)
+
+
+def test_detokenize_takes_known_ids_only():
+    assert token_ids_from_detokenize(pb.DetokenizeRequest(), model=MODEL) == []
+    assert token_ids_from_detokenize(pb.DetokenizeRequest(token_ids=[299]), model=MODEL) == [299]
+    with pytest.raises(InvalidRequestError, match=r"token_ids\[2\]: 300 is not a token id"):
+        token_ids_from_detokenize(pb.DetokenizeRequest(token_ids=[1, 2, 300]), model=MODEL)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "tenant"),
+    [
+        ([], "default"),
+        ([("user-agent", "grpc")], "default"),
+        ([("x-tenant-id", "shop 1")], "shop 1"),
+        ([("x-tenant-id", "~" * 128)], "~" * 128),
+    ],
+)
+def test_the_tenant_comes_from_the_metadata(metadata: list[tuple[str, str]], tenant: str):
+    assert tenant_from_metadata(metadata) == tenant
+
+
+@pytest.mark.parametrize("values", [[""], ["~" * 129], ["caf\u00e9"], ["a\tb"], [b"shop"], ["a", "a"]])
+def test_a_bad_tenant_is_refused(values: list[Any]):
+    with pytest.raises(InvalidRequestError) as caught:
+        tenant_from_metadata([("x-tenant-id", value) for value in values])
+    assert caught.value.field_name == "x-tenant-id"
+
+
+def outcome(message: pb.GenerateRequest) -> Request | InvalidRequestError:
+    try:
+        return checked(message)
+    except InvalidRequestError as error:
+        return error
+
+
+def optional(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+TURNS = st.builds(
+    pb.ChatMessage, role=st.sampled_from(["system", "user", "assistant", "tool", ""]), content=st.text()
+)
+PROMPTS = st.one_of(
+    st.just({}),
+    st.builds(lambda text: {"text": text}, st.text(max_size=200)),
+    st.builds(
+        lambda ids: {"token_ids": pb.TokenIds(ids=ids)},
+        st.lists(st.integers(0, VOCABULARY_SIZE + 5) | st.integers(0, 2**32 - 1), max_size=140),
+    ),
+    st.builds(lambda turns: {"chat": pb.ChatMessages(messages=turns)}, st.lists(TURNS, max_size=4)),
+)
+FIELDS = optional(
+    request_id=st.text(max_size=300),
+    n=st.integers(0, 2**32 - 1) | st.integers(0, 70),
+    sampling=st.builds(
+        lambda fields: pb.SamplingParams(**fields),
+        optional(
+            temperature=st.floats(width=32) | st.floats(0, 2, width=32),
+            top_p=st.floats(width=32) | st.floats(0, 1, width=32),
+            top_k=st.integers(-(2**31), 2**31 - 1) | st.integers(-3, 400),
+            seed=st.integers(0, 2**64 - 1),
+        ),
+    ),
+    stop_conditions=st.builds(
+        lambda fields: pb.StopConditions(**fields),
+        optional(
+            max_tokens=st.integers(0, 2**32 - 1),
+            stop=st.lists(st.text(max_size=10), max_size=18),
+            ignore_eos=st.booleans(),
+        ),
+    ),
+    cache=st.builds(
+        lambda fields, public: pb.CacheOptions(**fields, **public),
+        optional(mode=st.integers(-2, 4), salt=st.text(max_size=20)),
+        optional(public_tokens=st.integers(0, 200)) | optional(public_messages=st.integers(0, 5)),
+    ),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(PROMPTS, FIELDS)
+def test_any_message_becomes_a_sound_request_or_an_invalid_request_error(
+    prompt: dict[str, Any], fields: dict[str, Any]
+):
+    message = pb.GenerateRequest(**prompt, **fields)
+    message = pb.GenerateRequest.FromString(message.SerializeToString())
+    request = outcome(message)
+    if isinstance(request, InvalidRequestError):
+        assert request.field_name
+        assert request.description
+        return
+    assert 1 <= len(request.request_id) <= 256
+    assert 1 <= len(request.prompt_token_ids) < CONTEXT_LENGTH
+    assert max(request.prompt_token_ids) < VOCABULARY_SIZE
+    assert 0 <= request.sampling.temperature <= 100
+    assert 0 < request.sampling.top_p <= 1
+    assert 0 <= request.sampling.top_k < VOCABULARY_SIZE
+    assert request.stop_conditions.max_tokens >= 1
+    assert all(request.stop_conditions.stop)
+    assert 1 <= request.num_choices <= 64
+    assert 0 <= request.num_public_tokens <= len(request.prompt_token_ids)

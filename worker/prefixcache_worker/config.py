@@ -1,0 +1,250 @@
+"""The worker's settings: flags, then `PREFIXCACHE_*` variables, then one TOML file, then the defaults."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from prefixcache_worker.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "PREFIXCACHE_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """All settings of one worker.
+
+    Raises ConfigError when a value is out of its bounds, however the object is made.
+    """
+
+    model: str | None = None
+    device: str = "cpu"
+    address: str = "127.0.0.1:50051"
+    kv_memory: int = 1 << 30
+    """Bytes. Counts only while `kv_blocks` is None."""
+    kv_blocks: int | None = None
+    kv_headroom: float = 0.25
+    block_size: int = 16
+    max_batch_tokens: int = 512
+    max_running: int = 64
+    max_waiting: int = 256
+    context_length: int | None = None
+    num_threads: int | None = None
+    log_level: str = "info"
+    drain_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        for setting in SETTINGS:
+            value = getattr(self, setting.name)
+            if value is not None and not setting.accepts(value):
+                raise ConfigError(f"{setting.flag}: {value!r} is not {setting.expects}")
+
+
+class Setting(NamedTuple):
+    """One row of the table that the flags, the variables and the TOML keys all come from."""
+
+    name: str
+    """The WorkerConfig field and the TOML key; the flag and the variable follow from it."""
+    parse: Callable[[str], Any]
+    """Text to value; raises ValueError."""
+    accepts: Callable[[Any], bool]
+    expects: str
+    """Completes "... is not"."""
+    help: str
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return ENVIRONMENT_PREFIX + self.name.upper()
+
+
+_MEMORY_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+
+
+def parse_memory(text: str) -> int:
+    """Bytes of "1GiB", "512 MiB", "1.5G" or "1073741824"; Ki is 1024, K is 1000. Raises ValueError."""
+    match = _MEMORY_SIZE.fullmatch(text.strip())
+    if match is None or (match[3] and not match[2]):
+        raise ValueError(f"{text!r} is not a memory size")
+    unit = (1024 if match[3] else 1000) ** " KMGT".index(match[2].upper() or " ")
+    return int(Fraction(match[1]) * unit)
+
+
+def format_memory(num_bytes: int) -> str:
+    """A size for people, in binary units: "1GiB", "37.5MiB", "100B"."""
+    exponent = min(max(num_bytes.bit_length() - 1, 0) // 10, 4)
+    unit = ("B", "KiB", "MiB", "GiB", "TiB")[exponent]
+    return f"{num_bytes / 1024**exponent:.4g}{unit}"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of "HOST:PORT" or "[IPV6]:PORT". Raises ValueError."""
+    host, separator, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not separator or not host or (":" in host and not bracketed):
+        raise ValueError(f"{address!r} is not HOST:PORT")
+    if not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise ValueError(f"{port!r} is not a port")
+    return host, int(port)
+
+
+def _is_address(address: str) -> bool:
+    try:
+        split_address(address)
+    except ValueError:
+        return False
+    return True
+
+
+def _at_least(minimum: int) -> Callable[[int], bool]:
+    return lambda value: value >= minimum
+
+
+_POSITIVE = "a whole number of at least 1"
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+
+SETTINGS = (
+    Setting("model", str, bool, "a path",
+            "a .gguf file or a folder with safetensors; without it the built-in SmolLM2-135M-Instruct"),
+    Setting("device", str, ("cpu", "cuda").__contains__, "cpu or cuda",
+            "where the model runs: cpu or cuda"),
+    Setting("address", str, _is_address, "HOST:PORT with a port of 0 to 65535",
+            "HOST:PORT to listen on; port 0 takes a free one"),
+    Setting("kv_memory", parse_memory, _at_least(1), "a memory size such as 1GiB or 512MiB",
+            "memory of the KV pool before headroom"),
+    Setting("kv_blocks", int, _at_least(1), _POSITIVE,
+            "blocks of the KV pool before headroom, in place of --kv-memory"),
+    Setting("kv_headroom", float, lambda value: 0 <= value <= 10, "a number from 0 to 10",
+            "share of the pool that is allocated on top of what was asked for"),
+    Setting("block_size", int, lambda value: value > 0 and value & (value - 1) == 0, "a power of two",
+            "tokens of one KV block"),
+    Setting("max_batch_tokens", int, _at_least(1), _POSITIVE,
+            "tokens computed in one step, prefill and decode together"),
+    Setting("max_running", int, _at_least(1), _POSITIVE,
+            "sequences that run at the same time"),
+    Setting("max_waiting", int, _at_least(1), _POSITIVE,
+            "requests that may wait; more are refused"),
+    Setting("context_length", int, _at_least(2), "a whole number of at least 2",
+            "most tokens of prompt and answer together; without it the model's own limit"),
+    Setting("num_threads", int, _at_least(1), _POSITIVE,
+            "threads of the model on the CPU; without it one per core"),
+    Setting("log_level", str.lower, _LOG_LEVELS.__contains__, "one of " + ", ".join(_LOG_LEVELS),
+            "how much to log: " + ", ".join(_LOG_LEVELS)),
+    Setting("drain_seconds", float, lambda value: 0 <= value <= 86400, "a number from 0 to 86400",
+            "how long running requests may finish after SIGTERM"),
+)  # fmt: skip
+
+_SETTING_BY_NAME = {setting.name: setting for setting in SETTINGS}
+_ALTERNATIVES = ("kv_memory", "kv_blocks")
+
+
+def load_config(arguments: Sequence[str], environment: Mapping[str, str]) -> WorkerConfig:
+    """The settings of a command line and an environment.
+
+    Of --kv-memory and --kv-blocks, one alone may come from each source; the higher source decides.
+    An empty variable counts as absent.
+    Raises ConfigError, naming the flag, variable or key. Exits like argparse on unknown flags and --help.
+    """
+    flags = vars(_argument_parser().parse_args(arguments))
+    config_path = flags.pop("config") or environment.get(ENVIRONMENT_PREFIX + "CONFIG")
+    sources = (
+        _file_values(config_path) if config_path else {},
+        _environment_values(environment),
+        _flag_values(flags),
+    )
+    merged: dict[str, Any] = {}
+    for values in sources:  # each overrules the ones before it
+        if any(name in values for name in _ALTERNATIVES):
+            for name in _ALTERNATIVES:
+                merged.pop(name, None)
+        merged |= values
+    return WorkerConfig(**merged)
+
+
+def _argument_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m prefixcache_worker",
+        description="Serves a language model over gRPC; requests share the KV of equal prefixes.",
+        epilog=f"Every flag is also a variable ({SETTINGS[0].flag}: {SETTINGS[0].variable}) "
+        f"and a key of the TOML file ({SETTINGS[0].name}). Flags overrule variables, variables the file.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help=f"TOML file with settings [{ENVIRONMENT_PREFIX}CONFIG]"
+    )
+    defaults = WorkerConfig()
+    for setting in SETTINGS:
+        default = getattr(defaults, setting.name)
+        shown = format_memory(default) if setting.parse is parse_memory else default
+        suffix = "" if default is None else f" (default {shown})"
+        metavar = setting.name.rpartition("_")[2].upper()
+        parser.add_argument(setting.flag, metavar=metavar, help=setting.help + suffix)
+    return parser
+
+
+def _flag_values(flags: Mapping[str, str | None]) -> dict[str, Any]:
+    given = ((_SETTING_BY_NAME[name], text) for name, text in flags.items() if text is not None)
+    return _parsed((setting, setting.flag, text) for setting, text in given)
+
+
+def _environment_values(environment: Mapping[str, str]) -> dict[str, Any]:
+    """A variable that looks like a misspelt setting is an error. Others of the prefix are left alone:
+    the client has its own, and Kubernetes sets PREFIXCACHE_PORT and the like for a service of that name."""
+    names = {
+        variable: variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+        for variable, text in environment.items()
+        if variable.startswith(ENVIRONMENT_PREFIX) and text
+    }
+    for variable, name in names.items():
+        close = get_close_matches(name, _SETTING_BY_NAME, n=1, cutoff=0.85)
+        if close and name not in _SETTING_BY_NAME:
+            meant = _SETTING_BY_NAME[close[0]].variable
+            raise ConfigError(f"{variable}: there is no such variable; did you mean {meant}?")
+    return _parsed(
+        (_SETTING_BY_NAME[name], variable, environment[variable])
+        for variable, name in names.items()
+        if name in _SETTING_BY_NAME
+    )
+
+
+def _file_values(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            table = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"--config: cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config: {path} is not valid TOML: {error}") from error
+    for name, value in table.items():
+        if name not in _SETTING_BY_NAME:
+            raise ConfigError(f"{path}: unknown key {name!r}; known are {', '.join(_SETTING_BY_NAME)}")
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ConfigError(f"{path}: {name}: {value!r} is not {_SETTING_BY_NAME[name].expects}")
+    return _parsed((_SETTING_BY_NAME[name], f"{path}: {name}", str(value)) for name, value in table.items())
+
+
+def _parsed(given: Iterator[tuple[Setting, str, str]]) -> dict[str, Any]:
+    """Values by setting name. `given`: setting, the place it was given at, and its text."""
+    values: dict[str, Any] = {}
+    places: dict[str, str] = {}
+    for setting, place, text in given:
+        try:
+            value = setting.parse(text)
+        except ValueError:
+            value = None
+        if value is None or not setting.accepts(value):
+            raise ConfigError(f"{place}: {text!r} is not {setting.expects}")
+        values[setting.name], places[setting.name] = value, place
+    if all(name in values for name in _ALTERNATIVES):
+        first, second = (places[name] for name in _ALTERNATIVES)
+        raise ConfigError(f"{first} and {second} exclude each other: keep one of them")
+    return values

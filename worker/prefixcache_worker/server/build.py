@@ -1,0 +1,171 @@
+"""From settings to an engine that is ready to start."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from prefixcache import PrefixCache
+from prefixcache_worker.attention.kv_store import KvStore
+from prefixcache_worker.config import WorkerConfig, format_memory
+from prefixcache_worker.engine.engine import Engine, EngineConfig
+from prefixcache_worker.engine.engine_loop import EngineLoop
+from prefixcache_worker.errors import ConfigError
+from prefixcache_worker.model.loader import LoadedModel, load_model
+from prefixcache_worker.model.model import AttentionShape
+from prefixcache_worker.server.served_model import ServedModel
+
+MIN_POOL_BLOCKS = 2
+"""Room for a prompt and for the block its answer opens."""
+USUAL_BLOCK_SIZES = range(16, 65)
+
+logger = logging.getLogger(__name__)
+
+
+class PoolSize(NamedTuple):
+    """How large the KV pool is, and why."""
+
+    num_requested_blocks: int
+    num_headroom_blocks: int
+    block_bytes: int
+
+    @property
+    def num_blocks(self) -> int:
+        return self.num_requested_blocks + self.num_headroom_blocks
+
+    @property
+    def pool_bytes(self) -> int:
+        return self.num_blocks * self.block_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"{self.num_requested_blocks} KV blocks + {self.num_headroom_blocks} headroom, "
+            f"{format_memory(self.block_bytes)} each, {format_memory(self.pool_bytes)} in all"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """Everything a server needs."""
+
+    engine_loop: EngineLoop
+    model: ServedModel
+    pool_size: PoolSize
+
+
+def build_worker(config: WorkerConfig) -> Worker:
+    """Load the model, allocate the pool and join the engine's parts. Starts nothing.
+
+    Raises ConfigError, naming the setting or the file. Sets the process's number of torch threads.
+    """
+    if config.block_size not in USUAL_BLOCK_SIZES:
+        logger.warning(
+            "--block-size %d is unusual: small blocks cost bookkeeping, large ones more copying",
+            config.block_size,
+        )
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    worker = assemble_worker(load_model(config.model, device=config.device), config)
+    model = worker.model
+    logger.info(
+        "%s (%s, build %s) on %s, context of %d tokens",
+        model.name,
+        model.architecture,
+        model.build,
+        model.device,
+        model.context_length,
+    )
+    return worker
+
+
+def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
+    """The same with a model that is loaded already. Raises ConfigError."""
+    model = loaded.model
+    context_length = _context_length(config, model.context_length)
+    pool_size = plan_pool(config, KvStore.bytes_per_block(model.attention_shape, config.block_size))
+    kv_store = _allocate_pool(model.attention_shape, config, pool_size)
+    engine = Engine(
+        model=model,
+        cache=PrefixCache(num_blocks=pool_size.num_blocks, block_size=config.block_size),
+        kv_store=kv_store,
+        token_bytes=loaded.tokenizer.token_bytes,
+        eos_token_ids=loaded.config.eos_token_ids,
+        config=EngineConfig(
+            max_batch_tokens=config.max_batch_tokens,
+            max_running=config.max_running,
+            context_length=context_length,
+        ),
+    )
+    if engine.max_total_tokens < context_length:
+        logger.warning(
+            "the KV pool of %d tokens limits the context of %d; give more --kv-memory to use all of it",
+            engine.max_total_tokens,
+            context_length,
+        )
+    served = ServedModel(
+        name=loaded.config.name,
+        build=loaded.build,
+        architecture=loaded.config.architecture,
+        attention_shape=model.attention_shape,
+        vocabulary_size=model.vocabulary_size,
+        context_length=engine.max_total_tokens,
+        eos_token_ids=loaded.config.eos_token_ids,
+        tokenizer=loaded.tokenizer,
+        chat_template=loaded.chat_template,
+        device=config.device,
+        block_size=config.block_size,
+        num_blocks=pool_size.num_blocks,
+        block_bytes=pool_size.block_bytes,
+        kv_dtype=str(kv_store.dtype).removeprefix("torch."),
+    )
+    engine_loop = EngineLoop(engine, max_live_requests=config.max_running + config.max_waiting)
+    return Worker(engine_loop=engine_loop, model=served, pool_size=pool_size)
+
+
+def plan_pool(config: WorkerConfig, block_bytes: int) -> PoolSize:
+    """Blocks that the settings ask for, plus headroom rounded up. Raises ConfigError when it is too few."""
+    if config.kv_blocks is not None:
+        num_requested, asked = config.kv_blocks, f"--kv-blocks: {config.kv_blocks} blocks"
+    else:
+        num_requested = config.kv_memory // block_bytes
+        asked = f"--kv-memory: {format_memory(config.kv_memory)} gives {num_requested} blocks"
+    if num_requested < MIN_POOL_BLOCKS:
+        least = format_memory(MIN_POOL_BLOCKS * block_bytes)
+        raise ConfigError(
+            f"{asked} of {format_memory(block_bytes)}, too few for one request; "
+            f"give at least {MIN_POOL_BLOCKS} blocks, {least}"
+        )
+    return PoolSize(num_requested, math.ceil(num_requested * config.kv_headroom), block_bytes)
+
+
+def _context_length(config: WorkerConfig, model_context_length: int) -> int:
+    if config.context_length is None:
+        return model_context_length
+    if config.context_length > model_context_length:
+        raise ConfigError(
+            f"--context-length: {config.context_length} is more than the {model_context_length} tokens "
+            "the model knows"
+        )
+    return config.context_length
+
+
+def _allocate_pool(shape: AttentionShape, config: WorkerConfig, pool_size: PoolSize) -> KvStore:
+    flag = "--kv-memory" if config.kv_blocks is None else "--kv-blocks"
+    too_much = f"{flag}: a pool of {pool_size} does not fit this machine's memory; ask for less"
+    if config.device == "cpu" and pool_size.pool_bytes > _machine_bytes():
+        raise ConfigError(too_much)  # the kernel would promise it, and kill us when the pages are touched
+    try:
+        return KvStore(
+            shape, num_blocks=pool_size.num_blocks, block_size=config.block_size, device=config.device
+        )
+    except RuntimeError as error:  # what torch raises when an allocation fails
+        raise ConfigError(too_much) from error
+
+
+def _machine_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

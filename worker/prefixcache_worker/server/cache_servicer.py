@@ -1,0 +1,89 @@
+"""prefixcache.v1.CacheService over the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import grpc
+
+from prefixcache import NodeDump
+from prefixcache.v1 import cache_pb2, cache_pb2_grpc
+from prefixcache_worker.engine.engine_loop import EngineLoop
+from prefixcache_worker.model.tokenizer import Tokenizer
+from prefixcache_worker.server.served_model import ServedModel
+from prefixcache_worker.server.status import errors_as_status
+from prefixcache_worker.server.validation import tenant_from_metadata
+
+PREVIEW_TOKENS = 24
+
+
+class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
+    """Translates between messages and the engine; decides nothing."""
+
+    def __init__(self, *, engine_loop: EngineLoop, model: ServedModel) -> None:
+        self._engine_loop = engine_loop
+        self._model = model
+
+    async def GetStats(
+        self,
+        request: cache_pb2.GetStatsRequest,
+        context: grpc.aio.ServicerContext[Any, cache_pb2.GetStatsResponse],
+    ) -> cache_pb2.GetStatsResponse:
+        async with errors_as_status(context):
+            stats = await self._engine_loop.call(lambda engine: engine.stats(reset_peaks=request.reset_peaks))
+            return cache_pb2.GetStatsResponse(
+                blocks=cache_pb2.BlockStats(**asdict(stats.blocks)),
+                tokens=cache_pb2.TokenStats(**asdict(stats.tokens)),
+                requests=cache_pb2.RequestStats(**asdict(stats.requests)),
+            )
+
+    async def DumpTree(
+        self,
+        request: cache_pb2.DumpTreeRequest,
+        context: grpc.aio.ServicerContext[Any, cache_pb2.DumpTreeResponse],
+    ) -> cache_pb2.DumpTreeResponse:
+        async with errors_as_status(context):
+            tenant = tenant_from_metadata(context.invocation_metadata() or ())
+            nodes = await self._engine_loop.call(lambda engine: engine.cache.dump())
+            # Off the event loop: a large tree's previews take long enough to hold up the streams.
+            return await asyncio.to_thread(
+                tree_to_proto,
+                nodes,
+                max_depth=request.max_depth,
+                tenant=tenant,
+                tokenizer=self._model.tokenizer,
+            )
+
+
+def tree_to_proto(
+    nodes: Sequence[NodeDump], *, max_depth: int, tenant: str, tokenizer: Tokenizer
+) -> cache_pb2.DumpTreeResponse:
+    """The nodes down to `max_depth` (0: all). Text only of public nodes and those of `tenant`.
+
+    Requires: parents come before their children. O(nodes).
+    """
+    response = cache_pb2.DumpTreeResponse()
+    depths = {0: 0}
+    for node in nodes:
+        depth = depths[node.id] = depths[node.parent_id] + 1
+        if max_depth and depth > max_depth:
+            continue
+        preview = ""
+        if node.public or node.tenant == tenant:
+            preview = tokenizer.decode(list(node.token_ids[:PREVIEW_TOKENS]), skip_special_tokens=False)
+        response.nodes.add(
+            id=node.id,
+            parent_id=node.parent_id,
+            public=node.public,
+            tenant=node.tenant,
+            num_tokens=len(node.token_ids),
+            num_blocks=len(node.block_ids),
+            num_live_blocks=node.num_live_blocks,
+            num_readers=node.num_readers,
+            preview=preview,
+            last_used=node.last_used,
+        )
+    return response

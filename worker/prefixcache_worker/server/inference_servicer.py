@@ -1,0 +1,160 @@
+"""prefixcache.v1.InferenceService over the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from functools import partial
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from prefixcache.v1 import inference_pb2, inference_pb2_grpc
+from prefixcache_worker.engine.engine_loop import EngineLoop
+from prefixcache_worker.engine.request import Completion, Delta, FinishReason
+from prefixcache_worker.server.served_model import ServedModel
+from prefixcache_worker.server.status import errors_as_status
+from prefixcache_worker.server.validation import (
+    request_from_proto,
+    tenant_from_metadata,
+    token_ids_from_detokenize,
+    token_ids_from_tokenize,
+)
+
+LONG_MESSAGE_BYTES = 4096
+"""Messages up to this size are tokenised at once (about a millisecond), longer ones in a thread."""
+
+_FINISH_REASONS = {
+    None: inference_pb2.FINISH_REASON_UNSPECIFIED,
+    FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
+}
+
+_MessageT = TypeVar("_MessageT", bound=Message)
+_ResultT = TypeVar("_ResultT")
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    """Translates between messages and the engine; decides nothing."""
+
+    def __init__(self, *, engine_loop: EngineLoop, model: ServedModel) -> None:
+        self._engine_loop = engine_loop
+        self._model = model
+
+    # A coroutine that writes, not a generator: when the client goes away, the cancellation is raised
+    # here at once. A generator would stay suspended at its yield until it is collected.
+    async def Generate(  # type: ignore[override]
+        self,
+        request: inference_pb2.GenerateRequest,
+        context: grpc.aio.ServicerContext[Any, inference_pb2.GenerateResponse],
+    ) -> None:
+        """Stream the answer. A client that goes away or runs out of time cancels its request."""
+        async with errors_as_status(context):
+            tenant = tenant_from_metadata(context.invocation_metadata() or ())
+            validated = partial(request_from_proto, tenant=tenant, model=self._model)
+            engine_request = await _off_loop(validated, request)
+            async with self._engine_loop.submit(engine_request) as events:
+                async for event in events:
+                    # More may have come while a slow reader kept the last write waiting: one message.
+                    for ready in merge_deltas([event, *events.take_ready()]):
+                        await context.write(event_to_proto(ready))
+
+    async def Tokenize(
+        self,
+        request: inference_pb2.TokenizeRequest,
+        context: grpc.aio.ServicerContext[Any, inference_pb2.TokenizeResponse],
+    ) -> inference_pb2.TokenizeResponse:
+        async with errors_as_status(context):
+            return await _off_loop(self._tokenize, request)
+
+    async def Detokenize(
+        self,
+        request: inference_pb2.DetokenizeRequest,
+        context: grpc.aio.ServicerContext[Any, inference_pb2.DetokenizeResponse],
+    ) -> inference_pb2.DetokenizeResponse:
+        async with errors_as_status(context):
+            return await _off_loop(self._detokenize, request)
+
+    async def GetModelInfo(
+        self,
+        request: inference_pb2.GetModelInfoRequest,
+        context: grpc.aio.ServicerContext[Any, inference_pb2.GetModelInfoResponse],
+    ) -> inference_pb2.GetModelInfoResponse:
+        model = self._model
+        return inference_pb2.GetModelInfoResponse(
+            name=model.name,
+            build=model.build,
+            architecture=model.architecture,
+            num_layers=model.attention_shape.num_layers,
+            num_query_heads=model.attention_shape.num_query_heads,
+            num_kv_heads=model.attention_shape.num_kv_heads,
+            head_dim=model.attention_shape.head_dim,
+            vocabulary_size=model.vocabulary_size,
+            context_length=model.context_length,
+            block_size=model.block_size,
+            num_blocks=model.num_blocks,
+            block_bytes=model.block_bytes,
+            device=model.device,
+            kv_dtype=model.kv_dtype,
+            eos_token_ids=model.eos_token_ids,
+            has_chat_template=model.chat_template is not None,
+        )
+
+    def _tokenize(self, message: inference_pb2.TokenizeRequest) -> inference_pb2.TokenizeResponse:
+        token_ids = token_ids_from_tokenize(message, model=self._model)
+        return inference_pb2.TokenizeResponse(token_ids=token_ids)
+
+    def _detokenize(self, message: inference_pb2.DetokenizeRequest) -> inference_pb2.DetokenizeResponse:
+        token_ids = token_ids_from_detokenize(message, model=self._model)
+        text = self._model.tokenizer.decode(token_ids, skip_special_tokens=message.skip_special_tokens)
+        return inference_pb2.DetokenizeResponse(text=text)
+
+
+def event_to_proto(event: Delta | Completion) -> inference_pb2.GenerateResponse:
+    """The message of one event."""
+    if isinstance(event, Delta):
+        return inference_pb2.GenerateResponse(
+            delta=inference_pb2.Delta(
+                index=event.index,
+                text=event.text,
+                token_ids=event.token_ids,
+                finish_reason=_FINISH_REASONS[event.finish_reason],
+            )
+        )
+    return inference_pb2.GenerateResponse(
+        completion=inference_pb2.Completion(
+            request_id=event.request_id,
+            usage=inference_pb2.Usage(**asdict(event.usage)),
+            timing=inference_pb2.Timing(**asdict(event.timing)),
+        )
+    )
+
+
+def merge_deltas(events: Iterable[Delta | Completion]) -> list[Delta | Completion]:
+    """The same events with one delta for each choice; texts and tokens keep their order. O(tokens)."""
+    merged: list[Delta | Completion] = []
+    deltas_by_choice: dict[int, list[Delta]] = {}
+    for event in events:
+        if isinstance(event, Delta):
+            deltas_by_choice.setdefault(event.index, []).append(event)
+        else:
+            merged.append(event)
+    return [_joined(deltas) for deltas in deltas_by_choice.values()] + merged
+
+
+def _joined(deltas: list[Delta]) -> Delta:
+    return Delta(
+        index=deltas[0].index,
+        text="".join(delta.text for delta in deltas),
+        token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
+        finish_reason=deltas[-1].finish_reason,
+    )
+
+
+async def _off_loop(function: Callable[[_MessageT], _ResultT], message: _MessageT) -> _ResultT:
+    """Call `function`, in a thread when the message is long: a long text must not hold up other streams."""
+    if message.ByteSize() <= LONG_MESSAGE_BYTES:
+        return function(message)
+    return await asyncio.to_thread(function, message)

@@ -1,0 +1,116 @@
+"""The gRPC server: start, serve, and a stop that loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+
+from prefixcache.v1 import cache_pb2, cache_pb2_grpc, inference_pb2, inference_pb2_grpc
+from prefixcache_worker.config import split_address
+from prefixcache_worker.errors import ConfigError
+from prefixcache_worker.server.build import Worker
+from prefixcache_worker.server.cache_servicer import CacheServicer
+from prefixcache_worker.server.inference_servicer import InferenceServicer
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+FLUSH_SECONDS = 2.0
+"""How long finished answers may still be on their way to their readers after the engine stopped."""
+
+_SERVER_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),  # a busy port is an error, not a share of its traffic
+    # Find dead peers behind silent networks: ping after 30 s without traffic, give up 10 s later.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),  # clients may ping as often
+)
+SERVICE_NAMES = (
+    inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
+    cache_pb2.DESCRIPTOR.services_by_name["CacheService"].full_name,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class Service:
+    """One worker behind one port. Use within one event loop: bind, start, stop, in this order."""
+
+    def __init__(self) -> None:
+        self._server = grpc.aio.server(options=_SERVER_OPTIONS)
+        self._health = health_aio.HealthServicer()
+        self._worker: Worker | None = None
+
+    def bind(self, address: str) -> str:
+        """Take the port, so that a busy one is known before a model is loaded.
+
+        Returns HOST:PORT with the real port. Raises ConfigError.
+        """
+        try:
+            port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"--address: cannot listen on {address}: another program uses the port, or the host is "
+                "none of this machine; choose another address"
+            ) from error
+        return f"{split_address(address)[0]}:{port}"
+
+    async def start(self, worker: Worker) -> None:
+        """Start the engine and answer calls. Requires: bound, not started before."""
+        self._worker = worker
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(
+            InferenceServicer(engine_loop=worker.engine_loop, model=worker.model), self._server
+        )
+        cache_pb2_grpc.add_CacheServiceServicer_to_server(
+            CacheServicer(engine_loop=worker.engine_loop, model=worker.model), self._server
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflected = (*SERVICE_NAMES, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
+        reflection.enable_server_reflection((*reflected, reflection.SERVICE_NAME), self._server)
+        worker.engine_loop.start()
+        await self._server.start()
+        for name in SERVICE_NAMES:
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def stop(self, *, drain_seconds: float) -> None:
+        """Stop in good order; takes no longer than `drain_seconds` and FLUSH_SECONDS.
+
+        Health turns NOT_SERVING, new requests get UNAVAILABLE, and running ones may finish; what still
+        runs after `drain_seconds` gets UNAVAILABLE too.
+        """
+        await self._health.enter_graceful_shutdown()
+        if self._worker is not None:
+            await self._worker.engine_loop.stop(drain_seconds=drain_seconds)
+        await self._server.stop(FLUSH_SECONDS)
+
+
+async def serve_until_signal(
+    address: str,
+    *,
+    build: Callable[[], Worker],
+    drain_seconds: float,
+    announce: Callable[[str, Worker], None],
+) -> None:
+    """Bind, build, serve until SIGTERM or SIGINT, then drain.
+
+    `announce` hears the real address once the worker is ready. Raises ConfigError.
+    """
+    service = Service()
+    bound_address = service.bind(address)
+    worker = build()  # blocks, but nobody is served yet
+    stop_asked = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop_asked.set)
+    await service.start(worker)
+    announce(bound_address, worker)
+    await stop_asked.wait()
+    logger.info("stopping: running requests have %g seconds to finish", drain_seconds)
+    await service.stop(drain_seconds=drain_seconds)

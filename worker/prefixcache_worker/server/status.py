@@ -1,0 +1,81 @@
+"""The one table from errors to gRPC statuses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from prefixcache import OutOfBlocksError
+from prefixcache_worker.errors import (
+    DuplicateRequestError,
+    EngineStoppedError,
+    InvalidRequestError,
+    QueueFullError,
+)
+
+ERROR_DOMAIN = "prefixcache"
+RETRY_SECONDS = 1
+"""What a client is told to wait when the worker is full: about the time in which a running request ends."""
+
+logger = logging.getLogger(__name__)
+
+
+class StatusRow(NamedTuple):
+    """How one kind of error looks to a client."""
+
+    code: grpc.StatusCode
+    reason: str
+    """`ErrorInfo.reason`: for programs, stable between releases."""
+
+
+STATUS_BY_ERROR: dict[type[Exception], StatusRow] = {
+    InvalidRequestError: StatusRow(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
+    DuplicateRequestError: StatusRow(grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST"),
+    QueueFullError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
+    OutOfBlocksError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "OUT_OF_BLOCKS"),
+    EngineStoppedError: StatusRow(grpc.StatusCode.UNAVAILABLE, "ENGINE_STOPPED"),
+}
+_UNEXPECTED = StatusRow(grpc.StatusCode.INTERNAL, "INTERNAL_ERROR")
+
+
+def status_from_error(error: Exception) -> status_pb2.Status:
+    """Code, sentence and details of an error. An error outside the table shows nothing of itself."""
+    row = next((row for kind, row in STATUS_BY_ERROR.items() if isinstance(error, kind)), _UNEXPECTED)
+    sentence = str(error)
+    if row is _UNEXPECTED:
+        sentence = "the worker failed at this request; its log says where"
+    details: list[Message] = [error_details_pb2.ErrorInfo(reason=row.reason, domain=ERROR_DOMAIN)]
+    if isinstance(error, InvalidRequestError):
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=error.field_name, description=error.description
+        )
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    if row.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        delay = duration_pb2.Duration(seconds=RETRY_SECONDS)
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    return status_pb2.Status(code=row.code.value[0], message=sentence, details=map(_packed, details))
+
+
+@asynccontextmanager
+async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+    """Answer the call with the status of whatever its body raises. A cancelled call passes through."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, tuple(STATUS_BY_ERROR)):
+            logger.exception("unexpected error in a call")
+        await context.abort_with_status(rpc_status.to_status(status_from_error(error)))
+
+
+def _packed(detail: Message) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(detail)
+    return packed
