@@ -1,0 +1,76 @@
+"""The Python client of a prefixcache worker.
+
+>>> from prefixcache_client import Client
+>>> with Client("127.0.0.1:50051", tenant="acme") as client:  # doctest: +SKIP
+...     print(client.generate("The capital of France is", max_tokens=8).text)
+"""
+
+from prefixcache_client.answers import (
+    BlockStats,
+    Choice,
+    Completion,
+    Delta,
+    Event,
+    FinishReason,
+    Generation,
+    ModelInfo,
+    RequestStats,
+    Stats,
+    Timing,
+    TokenStats,
+    TreeNode,
+    Usage,
+)
+from prefixcache_client.async_client import AsyncClient
+from prefixcache_client.client import Client
+from prefixcache_client.errors import (
+    AlreadyExistsError,
+    CallCancelledError,
+    DeadlineExceededError,
+    FieldViolation,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    PermissionDeniedError,
+    PrefixCacheClientError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnimplementedError,
+)
+from prefixcache_client.messages import GenerateOptions, Message, Prompt
+
+__all__ = [
+    "AlreadyExistsError",
+    "AsyncClient",
+    "BlockStats",
+    "CallCancelledError",
+    "Choice",
+    "Client",
+    "Completion",
+    "DeadlineExceededError",
+    "Delta",
+    "Event",
+    "FieldViolation",
+    "FinishReason",
+    "GenerateOptions",
+    "Generation",
+    "InternalError",
+    "InvalidArgumentError",
+    "Message",
+    "ModelInfo",
+    "NotFoundError",
+    "PermissionDeniedError",
+    "PrefixCacheClientError",
+    "Prompt",
+    "RequestStats",
+    "ResourceExhaustedError",
+    "Stats",
+    "Timing",
+    "TokenStats",
+    "TreeNode",
+    "UnauthenticatedError",
+    "UnavailableError",
+    "UnimplementedError",
+    "Usage",
+]

@@ -1,0 +1,183 @@
+"""The asynchronous client. Same calls as `client.py`; only what waits is written here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, Self, Unpack
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from prefixcache.v1 import cache_pb2, cache_pb2_grpc, inference_pb2, inference_pb2_grpc
+from prefixcache_client.answers import (
+    Event,
+    Generation,
+    ModelInfo,
+    Stats,
+    TreeNode,
+    event_from_proto,
+    generation_from_events,
+    model_info_from_proto,
+    stats_from_proto,
+    tree_from_proto,
+)
+from prefixcache_client.channel import CHANNEL_OPTIONS, DEFAULT_ADDRESS, tenant_metadata
+from prefixcache_client.errors import error_from_rpc
+from prefixcache_client.messages import (
+    GenerateOptions,
+    Message,
+    Prompt,
+    chat_messages,
+    detokenize_request,
+    generate_request,
+    tokenize_request,
+)
+
+
+class AsyncClient:
+    """One connection to a worker, in the name of one tenant, for one event loop.
+
+    >>> async with AsyncClient("127.0.0.1:50051", tenant="acme") as client:
+    ...     print((await client.generate("The capital of France is", max_tokens=8)).text)
+
+    Deadlines and errors are those of `Client`. Cancelling the awaiting task cancels the call.
+    """
+
+    def __init__(
+        self, address: str = DEFAULT_ADDRESS, *, tenant: str = "default", deadline: float | None = None
+    ) -> None:
+        """Connects when the first call is made. Requires: a running event loop.
+
+        Raises ValueError unless the tenant is 1 to 128 printable ASCII characters.
+        """
+        self.address = address
+        self.tenant = tenant
+        self._metadata = tenant_metadata(tenant)
+        self._deadline = deadline
+        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self._cache = cache_pb2_grpc.CacheServiceStub(self._channel)
+        self._health = health_pb2_grpc.HealthStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection. Calls that still run are cancelled."""
+        await self._channel.close()
+
+    async def generate(
+        self, prompt: Prompt, *, deadline: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Generation:
+        """The whole answer to a prompt: text, token ids or chat messages.
+
+        >>> generation = await client.generate("Once upon a time", max_tokens=32, temperature=0)
+        """
+        events = [event async for event in self.stream(prompt, deadline=deadline, **options)]
+        return generation_from_events(events)
+
+    def stream(
+        self, prompt: Prompt, *, deadline: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> AsyncGenerator[Event, None]:
+        """The answer piece by piece: deltas, then one completion. The call starts with the first step.
+
+        Leaving the loop early cancels the call as soon as the iterator is dropped; `contextlib.aclosing`
+        around it cancels at once.
+
+        >>> async for event in client.stream("Once upon a time"):
+        ...     if isinstance(event, Delta):
+        ...         print(event.text, end="")
+        """
+        return self._events(generate_request(prompt, **options), deadline)
+
+    async def chat(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        system: str | None = None,
+        deadline: float | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Generation:
+        """The next assistant turn of a conversation. A plain text is one user turn; `system` goes in front.
+
+        >>> answer = await client.chat("Is my ticket refundable?", system=policy, public_messages=1)
+        """
+        return await self.generate(chat_messages(messages, system=system), deadline=deadline, **options)
+
+    async def tokenize(
+        self, prompt: str | Sequence[Message], *, deadline: float | None = None
+    ) -> tuple[int, ...]:
+        """The token ids that `generate` would compute for a text or conversation.
+
+        >>> num_prompt_tokens = len(await client.tokenize("Once upon a time"))
+        """
+        response = await self._call(self._inference.Tokenize, tokenize_request(prompt), deadline)
+        return tuple(response.token_ids)
+
+    async def detokenize(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, deadline: float | None = None
+    ) -> str:
+        """The text of token ids. Bytes that are no complete UTF-8 come out as U+FFFD.
+
+        >>> text = await client.detokenize(generation.choices[0].token_ids)
+        """
+        request = detokenize_request(token_ids, skip_special_tokens=skip_special_tokens)
+        return str((await self._call(self._inference.Detokenize, request, deadline)).text)
+
+    async def model_info(self, *, deadline: float | None = None) -> ModelInfo:
+        """The model, its shape and the worker's limits.
+
+        >>> print((await client.model_info()).context_length)
+        """
+        request = inference_pb2.GetModelInfoRequest()
+        return model_info_from_proto(await self._call(self._inference.GetModelInfo, request, deadline))
+
+    async def stats(self, *, reset_peaks: bool = False, deadline: float | None = None) -> Stats:
+        """Counts of blocks, tokens and requests. `reset_peaks` starts the peaks anew after reading them.
+
+        >>> print((await client.stats()).requests.running)
+        """
+        request = cache_pb2.GetStatsRequest(reset_peaks=reset_peaks)
+        return stats_from_proto(await self._call(self._cache.GetStats, request, deadline))
+
+    async def tree(self, *, max_depth: int = 0, deadline: float | None = None) -> tuple[TreeNode, ...]:
+        """The radix tree, parents before children. `max_depth` leaves out deeper nodes; 0 means all.
+
+        >>> print(len(await client.tree()))
+        """
+        request = cache_pb2.DumpTreeRequest(max_depth=max_depth)
+        return tree_from_proto(await self._call(self._cache.DumpTree, request, deadline))
+
+    async def health(self, *, deadline: float | None = None) -> bool:
+        """True when the worker takes requests, False while it starts or drains.
+
+        Raises UnavailableError when nobody listens at the address.
+
+        >>> assert await client.health()
+        """
+        response = await self._call(self._health.Check, health_pb2.HealthCheckRequest(), deadline)
+        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+
+    async def _call(self, method: Callable[..., Any], request: Any, deadline: float | None) -> Any:
+        try:
+            return await method(request, timeout=self._timeout(deadline), metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, address=self.address) from error
+
+    async def _events(
+        self, request: inference_pb2.GenerateRequest, deadline: float | None
+    ) -> AsyncGenerator[Event, None]:
+        call = self._inference.Generate(request, timeout=self._timeout(deadline), metadata=self._metadata)
+        try:
+            async for response in call:
+                yield event_from_proto(response)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, address=self.address) from error
+        finally:
+            call.cancel()  # does nothing once the call has ended
+
+    def _timeout(self, deadline: float | None) -> float | None:
+        return self._deadline if deadline is None else deadline

@@ -1,0 +1,187 @@
+"""The synchronous client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Self, Unpack
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from prefixcache.v1 import cache_pb2, cache_pb2_grpc, inference_pb2, inference_pb2_grpc
+from prefixcache_client.answers import (
+    Event,
+    Generation,
+    ModelInfo,
+    Stats,
+    TreeNode,
+    event_from_proto,
+    generation_from_events,
+    model_info_from_proto,
+    stats_from_proto,
+    tree_from_proto,
+)
+from prefixcache_client.channel import CHANNEL_OPTIONS, DEFAULT_ADDRESS, tenant_metadata
+from prefixcache_client.errors import error_from_rpc
+from prefixcache_client.messages import (
+    GenerateOptions,
+    Message,
+    Prompt,
+    chat_messages,
+    detokenize_request,
+    generate_request,
+    tokenize_request,
+)
+
+
+class Client:
+    """One connection to a worker, in the name of one tenant. Threads may share it.
+
+    >>> with Client("127.0.0.1:50051", tenant="acme") as client:
+    ...     print(client.generate("The capital of France is", max_tokens=8, temperature=0).text)
+
+    Every call takes a `deadline` in seconds; without one it waits as long as the client's own
+    `deadline` says, by default without end. A failed call raises an error of
+    `errors.py`. An argument that no request can hold raises TypeError or ValueError.
+    """
+
+    def __init__(
+        self, address: str = DEFAULT_ADDRESS, *, tenant: str = "default", deadline: float | None = None
+    ) -> None:
+        """Connects when the first call is made.
+
+        Raises ValueError unless the tenant is 1 to 128 printable ASCII characters.
+        """
+        self.address = address
+        self.tenant = tenant
+        self._metadata = tenant_metadata(tenant)
+        self._deadline = deadline
+        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self._cache = cache_pb2_grpc.CacheServiceStub(self._channel)
+        self._health = health_pb2_grpc.HealthStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection. Calls that still run are cancelled."""
+        self._channel.close()
+
+    def generate(
+        self, prompt: Prompt, *, deadline: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Generation:
+        """The whole answer to a prompt: text, token ids or chat messages.
+
+        >>> generation = client.generate("Once upon a time", max_tokens=32, temperature=0.7, seed=1, n=2)
+        >>> print(generation.choices[1].text, generation.usage.cached_tokens)
+        """
+        events = list(
+            self.stream(prompt, deadline=deadline, **options)
+        )  # to the end, or it would be cancelled
+        return generation_from_events(events)
+
+    def stream(
+        self, prompt: Prompt, *, deadline: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Generator[Event, None, None]:
+        """The answer piece by piece: deltas, then one completion. The call starts with the first `next`.
+
+        Leaving the loop early, or `close()` on the iterator, cancels the call and frees its blocks.
+
+        >>> for event in client.stream("Once upon a time"):
+        ...     if isinstance(event, Delta):
+        ...         print(event.text, end="")
+        """
+        return self._events(generate_request(prompt, **options), deadline)
+
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        system: str | None = None,
+        deadline: float | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Generation:
+        """The next assistant turn of a conversation. A plain text is one user turn; `system` goes in front.
+
+        >>> answer = client.chat("Is my ticket refundable?", system=policy, public_messages=1)
+        >>> print(answer.text)
+        """
+        return self.generate(chat_messages(messages, system=system), deadline=deadline, **options)
+
+    def tokenize(self, prompt: str | Sequence[Message], *, deadline: float | None = None) -> tuple[int, ...]:
+        """The token ids that `generate` would compute for a text or conversation.
+
+        >>> num_prompt_tokens = len(client.tokenize("Once upon a time"))
+        """
+        response = self._call(self._inference.Tokenize, tokenize_request(prompt), deadline)
+        return tuple(response.token_ids)
+
+    def detokenize(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, deadline: float | None = None
+    ) -> str:
+        """The text of token ids. Bytes that are no complete UTF-8 come out as U+FFFD.
+
+        >>> assert client.detokenize(client.tokenize("Hello")) == "Hello"
+        """
+        request = detokenize_request(token_ids, skip_special_tokens=skip_special_tokens)
+        return str(self._call(self._inference.Detokenize, request, deadline).text)
+
+    def model_info(self, *, deadline: float | None = None) -> ModelInfo:
+        """The model, its shape and the worker's limits.
+
+        >>> print(client.model_info().context_length)
+        """
+        request = inference_pb2.GetModelInfoRequest()
+        return model_info_from_proto(self._call(self._inference.GetModelInfo, request, deadline))
+
+    def stats(self, *, reset_peaks: bool = False, deadline: float | None = None) -> Stats:
+        """Counts of blocks, tokens and requests. `reset_peaks` starts the peaks anew after reading them.
+
+        >>> blocks = client.stats().blocks
+        >>> print(blocks.live * blocks.block_bytes, "bytes held by running requests")
+        """
+        request = cache_pb2.GetStatsRequest(reset_peaks=reset_peaks)
+        return stats_from_proto(self._call(self._cache.GetStats, request, deadline))
+
+    def tree(self, *, max_depth: int = 0, deadline: float | None = None) -> tuple[TreeNode, ...]:
+        """The radix tree, parents before children. `max_depth` leaves out deeper nodes; 0 means all.
+
+        >>> print(sum(node.num_blocks for node in client.tree() if node.public), "public blocks")
+        """
+        request = cache_pb2.DumpTreeRequest(max_depth=max_depth)
+        return tree_from_proto(self._call(self._cache.DumpTree, request, deadline))
+
+    def health(self, *, deadline: float | None = None) -> bool:
+        """True when the worker takes requests, False while it starts or drains.
+
+        Raises UnavailableError when nobody listens at the address.
+
+        >>> assert client.health()
+        """
+        response = self._call(self._health.Check, health_pb2.HealthCheckRequest(), deadline)
+        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+
+    def _call(self, method: Callable[..., Any], request: Any, deadline: float | None) -> Any:
+        try:
+            return method(request, timeout=self._timeout(deadline), metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, address=self.address) from error
+
+    def _events(
+        self, request: inference_pb2.GenerateRequest, deadline: float | None
+    ) -> Generator[Event, None, None]:
+        call = self._inference.Generate(request, timeout=self._timeout(deadline), metadata=self._metadata)
+        try:
+            for response in call:
+                yield event_from_proto(response)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, address=self.address) from error
+        finally:
+            call.cancel()  # does nothing once the call has ended
+
+    def _timeout(self, deadline: float | None) -> float | None:
+        return self._deadline if deadline is None else deadline

@@ -1,0 +1,57 @@
+"""Figures: what the demo and the benchmarks report, as a table and as JSON rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from prefixcache_client.command_line.output import seconds, size
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured value, and one row of the JSON. `bar` and `holds` are for figures that must reach one."""
+
+    name: str
+    value: float
+    unit: str
+    """"tokens", "s", "bytes", "%" and so on."""
+    spread: tuple[float, float] | None = None
+    """The least and the greatest of the values that `value` is the median of."""
+    note: str = ""
+    bar: float | None = None
+    holds: bool | None = None
+
+
+def figures_table(figures: Iterable[Figure], *, title: str) -> Table:
+    """The figures as a table."""
+    table = Table("", "", "", title=title, title_style="bold", show_header=False)
+    table.columns[1].justify = "right"
+    for figure in figures:
+        spread = (
+            "" if figure.spread is None else " to ".join(_shown(end, figure.unit) for end in figure.spread)
+        )
+        table.add_row(
+            figure.name, _shown(figure.value, figure.unit), ", ".join(filter(None, (spread, figure.note)))
+        )
+    return table
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that `percent` of the values do not exceed. Requires: at least one value."""
+    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
+
+
+def _shown(value: float, unit: str) -> str:
+    match unit:
+        case "s":
+            return seconds(value)
+        case "bytes":
+            return size(value)
+        case "x" | "%" | "tokens/s":
+            return f"{value:,.1f} {unit}"
+        case _:
+            return f"{value:,.0f} {unit}".rstrip()

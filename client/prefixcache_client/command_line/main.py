@@ -1,0 +1,56 @@
+"""The entry point: parses the arguments, runs one subcommand, turns failures into one sentence."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from prefixcache_client.command_line import bench, chat, demo, generate, serve, stats, tree
+from prefixcache_client.errors import PrefixCacheClientError
+
+_COMMANDS = (serve, generate, chat, stats, tree, demo, bench)
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit status: 0 when it worked, 1 when it failed, 130 after Ctrl-C.
+
+    Raises SystemExit(2) for bad usage.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else gRPC writes its own notes to standard error
+    parser = build_parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and arguments.command != "serve":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    arguments.rest = rest
+    try:
+        status: int = arguments.run(arguments)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has gone, as in `prefixcache tree | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except (PrefixCacheClientError, OSError) as error:
+        print(f"prefixcache: {error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="prefixcache", description="A prefix-sharing KV-cache service for language models."
+    )
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in _COMMANDS:
+        command.add_parser(subparsers)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""`prefixcache tree`: the radix tree, drawn."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+from rich.tree import Tree
+
+from prefixcache_client.answers import TreeNode
+from prefixcache_client.client import Client
+from prefixcache_client.command_line import arguments as common
+from prefixcache_client.command_line.output import console, count, printable, write_json
+
+if TYPE_CHECKING:
+    from prefixcache_client.command_line.arguments import Subparsers
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """`tree`."""
+    parser = subparsers.add_parser("tree", help="draw the radix tree of a worker")
+    parser.add_argument(
+        "--max-depth", type=common.non_negative_int, default=0, help="leave out deeper nodes (0: none)"
+    )
+    common.add_connection(parser)
+    common.add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Draw the tree."""
+    with Client(arguments.address, tenant=arguments.tenant, deadline=arguments.deadline) as client:
+        nodes = client.tree(max_depth=arguments.max_depth)
+    if arguments.json is not None:
+        write_json(nodes, arguments.json)
+    if arguments.json != "-":
+        console().print(draw_tree(nodes))
+    return 0
+
+
+def draw_tree(nodes: Sequence[TreeNode]) -> Tree:
+    """The tree with one line per node. Requires: parents before their children. O(nodes)."""
+    now = max((node.last_used for node in nodes), default=0)
+    num_blocks = sum(node.num_blocks for node in nodes)
+    root = Tree(Text(f"root: {count(len(nodes), 'node')}, {count(num_blocks, 'block')}", style="bold"))
+    branches = {0: root}
+    for node in nodes:
+        branches[node.id] = branches[node.parent_id].add(_label(node, now))
+    return root
+
+
+def _label(node: TreeNode, now: int) -> Text:
+    label = Text(no_wrap=True, overflow="ellipsis")
+    label.append("public" if node.public else node.tenant, style="green" if node.public else "cyan")
+    label.append(f"  {count(node.num_tokens, 'token')} in {count(node.num_blocks, 'block')}")
+    if node.num_readers:
+        label.append(f", {count(node.num_readers, 'reader')}", style="bold")
+    label.append(f", age {now - node.last_used:,}", style="dim")
+    if node.preview:
+        label.append(f"  {printable(' '.join(node.preview.split()))}", style="italic")
+    return label

@@ -1,0 +1,136 @@
+"""Answers: what messages become in Python."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.fake_worker import completion, delta
+
+from prefixcache.v1 import cache_pb2, inference_pb2
+from prefixcache_client import (
+    BlockStats,
+    Choice,
+    Completion,
+    Delta,
+    Event,
+    FinishReason,
+    ModelInfo,
+    PrefixCacheClientError,
+    RequestStats,
+    Stats,
+    Timing,
+    TokenStats,
+    TreeNode,
+    Usage,
+)
+from prefixcache_client.answers import (
+    event_from_proto,
+    generation_from_events,
+    model_info_from_proto,
+    stats_from_proto,
+    tree_from_proto,
+)
+
+END = Completion(
+    request_id="r1",
+    usage=Usage(prompt_tokens=10, cached_tokens=4, computed_tokens=6, completion_tokens=2),
+    timing=Timing(queue_seconds=0.25, first_token_seconds=0.5, total_seconds=1.0),
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (Delta, inference_pb2.Delta),
+        (Usage, inference_pb2.Usage),
+        (Timing, inference_pb2.Timing),
+        (Completion, inference_pb2.Completion),
+        (ModelInfo, inference_pb2.GetModelInfoResponse),
+        (BlockStats, cache_pb2.BlockStats),
+        (TokenStats, cache_pb2.TokenStats),
+        (RequestStats, cache_pb2.RequestStats),
+        (Stats, cache_pb2.GetStatsResponse),
+        (TreeNode, cache_pb2.TreeNode),
+    ],
+)
+def test_every_field_of_a_message_has_its_place(value: Any, message: Any) -> None:
+    assert [field.name for field in fields(value)] == [field.name for field in message.DESCRIPTOR.fields]
+
+
+@pytest.mark.parametrize(
+    ("proto", "reason"),
+    [
+        (inference_pb2.FINISH_REASON_UNSPECIFIED, None),
+        (inference_pb2.FINISH_REASON_STOP, FinishReason.STOP),
+        (inference_pb2.FINISH_REASON_LENGTH, FinishReason.LENGTH),
+    ],
+)
+def test_a_delta_keeps_text_ids_and_finish_reason(proto: int, reason: FinishReason | None) -> None:
+    assert event_from_proto(delta("hé", 3, 4, index=2, finish=proto)) == Delta(2, "hé", (3, 4), reason)
+
+
+def test_a_completion_keeps_usage_and_timing() -> None:
+    assert event_from_proto(completion()) == END
+
+
+@given(st.data())
+def test_choices_are_put_together_whatever_their_order(data: st.DataObject) -> None:
+    pieces = data.draw(
+        st.lists(st.lists(st.tuples(st.text(), st.lists(st.integers(0, 9))), min_size=1), min_size=1)
+    )
+    streams = [
+        [Delta(i, text, tuple(ids)) for text, ids in choice[:-1]]
+        + [Delta(i, choice[-1][0], tuple(choice[-1][1]), FinishReason.LENGTH)]
+        for i, choice in enumerate(pieces)
+    ]
+    events: list[Event] = []
+    while any(streams):
+        events.append(data.draw(st.sampled_from([stream for stream in streams if stream])).pop(0))
+
+    generation = generation_from_events([*events, END])
+
+    assert generation.choices == tuple(
+        Choice(
+            i,
+            "".join(text for text, _ in choice),
+            tuple(token_id for _, ids in choice for token_id in ids),
+            FinishReason.LENGTH,
+        )
+        for i, choice in enumerate(pieces)
+    )
+    assert generation.text == generation.choices[0].text
+    assert (generation.request_id, generation.usage, generation.timing) == ("r1", END.usage, END.timing)
+
+
+def test_an_answer_without_its_completion_is_an_error() -> None:
+    with pytest.raises(PrefixCacheClientError, match="without its completion"):
+        generation_from_events([Delta(0, "a", (1,), FinishReason.STOP)])
+
+
+def test_a_choice_without_finish_reason_is_an_error() -> None:
+    with pytest.raises(PrefixCacheClientError, match="choice 1 ended without a finish reason"):
+        generation_from_events([Delta(0, "a", (1,), FinishReason.STOP), Delta(1, "b", (2,)), END])
+
+
+def test_model_stats_and_tree_keep_their_values() -> None:
+    model = model_info_from_proto(
+        inference_pb2.GetModelInfoResponse(name="m", num_layers=30, eos_token_ids=[2, 7], device="cpu")
+    )
+    stats = stats_from_proto(
+        cache_pb2.GetStatsResponse(
+            blocks=cache_pb2.BlockStats(total=8, idle=3),
+            tokens=cache_pb2.TokenStats(cached=5),
+            requests=cache_pb2.RequestStats(steps=9),
+        )
+    )
+    tree = tree_from_proto(
+        cache_pb2.DumpTreeResponse(nodes=[cache_pb2.TreeNode(id=1, public=True), cache_pb2.TreeNode(id=2)])
+    )
+
+    assert (model.name, model.num_layers, model.eos_token_ids, model.device) == ("m", 30, (2, 7), "cpu")
+    assert (stats.blocks.total, stats.blocks.idle, stats.tokens.cached, stats.requests.steps) == (8, 3, 5, 9)
+    assert [(node.id, node.public) for node in tree] == [(1, True), (2, False)]

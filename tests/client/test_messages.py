@@ -1,0 +1,161 @@
+"""Requests: what Python values become on the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefixcache.v1 import inference_pb2 as pb
+from prefixcache_client.messages import (
+    GenerateOptions,
+    chat_messages,
+    detokenize_request,
+    generate_request,
+    tokenize_request,
+)
+
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "request_id": st.text(min_size=1),
+    "max_tokens": st.integers(0, 2**32 - 1),
+    "temperature": st.floats(width=32, allow_nan=False),
+    "top_p": st.floats(width=32, allow_nan=False),
+    "top_k": st.integers(-(2**31), 2**31 - 1),
+    "seed": st.integers(0, 2**64 - 1),
+    "ignore_eos": st.booleans(),
+    "n": st.integers(0, 2**32 - 1),
+    "public_tokens": st.integers(0, 2**32 - 1),
+    "salt": st.text(min_size=1),
+}
+
+
+def field_of(request: pb.GenerateRequest, name: str) -> tuple[bool, Any]:
+    """Whether the field that carries an option is present, and its value."""
+    for message in (request, request.sampling, request.stop_conditions, request.cache):
+        descriptor = message.DESCRIPTOR.fields_by_name.get(name)
+        if descriptor is not None:
+            value = getattr(message, name)
+            present = message.HasField(name) if descriptor.has_presence else bool(value)
+            return present, value
+    raise KeyError(name)
+
+
+@given(st.fixed_dictionaries({}, optional=VALUES))
+def test_a_field_is_present_exactly_when_its_option_is_given(options: GenerateOptions) -> None:
+    request = generate_request("hi", **options)
+
+    for name in VALUES:
+        present, value = field_of(request, name)
+        assert present == (name in options)
+        if present:
+            assert value == options[name]  # type: ignore[literal-required]
+
+
+def test_every_option_is_documented_and_accepted() -> None:
+    assert set(VALUES) | {"stop", "use_cache", "public_messages"} == set(GenerateOptions.__annotations__)
+
+
+@pytest.mark.parametrize("prompt", ["", "Once upon a time"])
+def test_text_is_sent_as_text(prompt: str) -> None:
+    request = generate_request(prompt)
+
+    assert request.WhichOneof("prompt") == "text"
+    assert request.text == prompt
+
+
+@pytest.mark.parametrize("prompt", [[], [0], (5, 6, 7), range(3)])
+def test_integers_are_sent_as_token_ids(prompt: Any) -> None:
+    request = generate_request(prompt)
+
+    assert request.WhichOneof("prompt") == "token_ids"
+    assert list(request.token_ids.ids) == list(prompt)
+
+
+def test_mappings_are_sent_as_chat() -> None:
+    request = generate_request([{"role": "system", "content": "Be kind."}, {"role": "user", "content": ""}])
+
+    assert request.WhichOneof("prompt") == "chat"
+    assert [(turn.role, turn.content) for turn in request.chat.messages] == [
+        ("system", "Be kind."),
+        ("user", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error", "words"),
+    [
+        ([1, -1], ValueError, "token ids must be integers from 0"),
+        ([2**32], ValueError, "token ids must be integers from 0"),
+        ([1, "two"], TypeError, "token ids must be integers from 0"),
+        ([{"role": "user"}], ValueError, "chat message 0 must have exactly"),
+        ([{"role": "user", "content": "a", "name": "b"}], ValueError, "chat message 0 must have exactly"),
+        ([{"role": "user", "content": "a"}, 5], ValueError, "chat message 1 must have exactly"),
+        ([{"role": "user", "content": 5}], TypeError, "content: "),
+    ],
+)
+def test_a_prompt_that_no_message_can_hold_is_refused_by_name(
+    prompt: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        generate_request(prompt)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"max_tokens": -1}, ValueError, "max_tokens: "),
+        ({"n": 2**32}, ValueError, "n: "),
+        ({"seed": -1}, ValueError, "seed: "),
+        ({"temperature": "hot"}, TypeError, "temperature: "),
+        ({"public_tokens": 1, "public_messages": 1}, ValueError, "exclude each other"),
+        ({"max_new_tokens": 3}, TypeError, "max_new_tokens"),
+    ],
+)
+def test_an_option_that_no_message_can_hold_is_refused_by_name(
+    options: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        generate_request("hi", **options)
+
+
+@pytest.mark.parametrize(("stop", "sent"), [("END", ["END"]), (["a", "b"], ["a", "b"]), ((), [])])
+def test_one_stop_text_or_several(stop: Any, sent: list[str]) -> None:
+    assert list(generate_request("hi", stop=stop).stop_conditions.stop) == sent
+
+
+@pytest.mark.parametrize(
+    ("use_cache", "mode"),
+    [(True, pb.CacheOptions.MODE_UNSPECIFIED), (False, pb.CacheOptions.MODE_OFF)],
+)
+def test_the_cache_is_used_unless_switched_off(use_cache: bool, mode: int) -> None:
+    assert generate_request("hi", use_cache=use_cache).cache.mode == mode
+
+
+def test_public_messages_take_the_place_of_public_tokens() -> None:
+    request = generate_request([{"role": "user", "content": "a"}], public_messages=1)
+
+    assert request.cache.WhichOneof("public_prefix") == "public_messages"
+    assert request.cache.public_messages == 1
+
+
+def test_a_text_is_one_user_turn_and_system_goes_in_front() -> None:
+    assert chat_messages("Hi", system="Be kind.") == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Hi"},
+    ]
+    assert chat_messages([{"role": "user", "content": "Hi"}]) == [{"role": "user", "content": "Hi"}]
+
+
+def test_tokenize_takes_text_or_chat() -> None:
+    assert tokenize_request("").WhichOneof("prompt") == "text"
+    assert tokenize_request([{"role": "user", "content": "Hi"}]).chat.messages[0].content == "Hi"
+
+
+def test_detokenize_always_says_what_becomes_of_special_tokens() -> None:
+    request = detokenize_request([1, 2], skip_special_tokens=False)
+
+    assert list(request.token_ids) == [1, 2]
+    assert request.HasField("skip_special_tokens")
+    assert not request.skip_special_tokens
