@@ -12,12 +12,9 @@ def test_committed_stubs_are_what_the_protos_generate(tmp_path):
     """Run `make protos` when this fails."""
     protos = sorted((REPOSITORY / "proto/prefixcache/v1").glob("*.proto"))
     plugin = Path(sys.executable).with_name("protoc-gen-mypy_grpc")
-    outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python", "mypy_grpc")]
-    subprocess.run(
-        [sys.executable, "-m", "grpc_tools.protoc", f"-I{REPOSITORY / 'proto'}", *outputs]
-        + [f"--plugin=protoc-gen-mypy_grpc={plugin}", *map(str, protos)],
-        check=True,
-    )
+    options = [f"-I{REPOSITORY / 'proto'}", f"--plugin=protoc-gen-mypy_grpc={plugin}"]
+    options += [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python", "mypy_grpc")]
+    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *options, *map(str, protos)], check=True)
     generated = {path.name: path.read_text() for path in (tmp_path / "prefixcache/v1").iterdir()}
     committed = {path.name: path.read_text() for path in STUBS.glob("*_pb2*")}
     assert len(generated) == 4 * len(protos)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (the name every torch program gives it)
 
 from prefixcache_worker.model.config import ModelConfig
+from prefixcache_worker.model.linear import linear, pack_weight
 from prefixcache_worker.model.model import AttentionShape, ForwardBatch, StepAttention
 
 
@@ -40,8 +41,9 @@ class Decoder:
     """A llama-like decoder as a `Model`. Runs where its weights are; keeps no state between calls."""
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
+        """Packs the weights for the machine; the caller's own can be dropped."""
         self._config = config
-        self._weights = weights
+        self._weights = _packed(weights)
         self._cos, self._sin = rope_tables(config, device=weights.embedding.device)
 
     @property
@@ -75,6 +77,20 @@ class Decoder:
             hidden = hidden + mlp(normed, layer)
         final = rms_norm(hidden[batch.logit_rows], weights.final_norm, config.rms_norm_eps)
         return linear(final, weights.output).float()
+
+
+def _packed(weights: DecoderWeights) -> DecoderWeights:
+    layers = tuple(
+        replace(
+            layer,
+            qkv=pack_weight(layer.qkv),
+            attention_output=pack_weight(layer.attention_output),
+            gate_up=pack_weight(layer.gate_up),
+            down=pack_weight(layer.down),
+        )
+        for layer in weights.layers
+    )
+    return replace(weights, layers=layers, output=pack_weight(weights.output))
 
 
 def rope_tables(config: ModelConfig, *, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -112,21 +128,6 @@ def mlp(normed: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
     """SwiGLU: [num_tokens, hidden_size] to the same shape."""
     gate, up = linear(normed, layer.gate_up).chunk(2, dim=1)
     return linear(F.silu(gate) * up, layer.down)
-
-
-def linear(
-    inputs: torch.Tensor,  # [num_rows, in_features]
-    weight: torch.Tensor,  # [out_features, in_features]
-) -> torch.Tensor:  # [num_rows, out_features], a transposed view
-    """Each row times `weight`.
-
-    The weight stands on the left: BLAS then walks its rows as they lie in memory, which on a CPU takes
-    half of `F.linear`'s time for the 2 to 64 rows of a decode step. A single row is doubled, because BLAS
-    runs a matrix-vector product on one core and half as fast as this.
-    """
-    if len(inputs) == 1:
-        return torch.mm(weight, inputs.repeat(2, 1).T)[:, :1].T
-    return torch.mm(weight, inputs.T).T
 
 
 def rms_norm(inputs: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
