@@ -25,6 +25,7 @@ class WorkerConfig:
 
     model: str | None = None
     device: str = "cpu"
+    attention: str = "auto"
     address: str = "127.0.0.1:50051"
     kv_memory: int = 1 << 30
     """Bytes. Counts only while `kv_blocks` is None."""
@@ -117,6 +118,8 @@ SETTINGS = (
             "a .gguf file or a folder with safetensors; without it the built-in SmolLM2-135M-Instruct"),
     Setting("device", str, ("cpu", "cuda").__contains__, "cpu or cuda",
             "where the model runs: cpu or cuda"),
+    Setting("attention", str, ("auto", "native", "torch").__contains__, "auto, native or torch",
+            "native: a kernel that is compiled on this machine; torch: without; auto: what can be had"),
     Setting("address", str, _is_address, "HOST:PORT with a port of 0 to 65535",
             "HOST:PORT to listen on; port 0 takes a free one"),
     Setting("kv_memory", parse_memory, _at_least(1), "a memory size such as 1GiB or 512MiB",

@@ -3,7 +3,7 @@
 from hypothesis import given
 from support.spans import steps
 
-from prefixcache_worker.attention.plan import MIN_SAVED_ROWS, SequenceSpan, plan_attention
+from prefixcache_worker.attention.plan import MIN_SAVED_ROWS, SPLIT_ROWS, SequenceSpan, plan_attention
 
 
 def spans_over(tables, block_size, *, num_tokens=1):
@@ -31,7 +31,7 @@ def test_one_prefix_is_one_item_for_all():
     plan = plan_attention(spans_over([[*prefix, 100 + i] for i in range(16)], 16), 16)
     shared = [item for item in plan.items if item.num_sequences > 1]
     assert [(item.num_rows, item.num_sequences, item.num_tokens, item.level) for item in shared] == [
-        (1024, 16, 16, 0)
+        (SPLIT_ROWS, 16, 16, level) for level in range(1024 // SPLIT_ROWS)
     ]
     assert plan.num_rows_read == 1024 + 16
     assert plan.num_rows_unshared == 16 * 1025
@@ -73,3 +73,14 @@ def test_a_block_that_is_still_written_is_not_shared():
 def test_slot_mapping_follows_a_table_that_does_not_ascend():
     plan = plan_attention([SequenceSpan([7, 2, 9, 4], 30, 20)], 16)
     assert plan.slot_mapping() == [[7, 2, 9, 4][p // 16] * 16 + p % 16 for p in range(30, 50)]
+
+
+def test_no_item_but_a_causal_one_crosses_a_split():
+    """Boundaries depend on positions only: the same rows are summed together, shared or not."""
+    for start in (0, 5, SPLIT_ROWS - 1, SPLIT_ROWS, 3 * SPLIT_ROWS + 7):
+        span = SequenceSpan(list(range(200)), start, 1)
+        plan = plan_attention([span], 16)
+        plan.check()
+        ends = [sum(item.num_rows for item in plan.items[: i + 1]) for i in range(len(plan.items))]
+        assert [end % SPLIT_ROWS for end in ends[:-1]] == [0] * (len(ends) - 1)
+        assert ends[-1] == start + 1

@@ -21,6 +21,7 @@ from prefixcache_worker.errors import ConfigError
 SAMPLE_TEXT = {
     "model": "models/some.gguf",
     "device": "cuda",
+    "attention": "torch",
     "address": "0.0.0.0:7000",
     "kv_memory": "64MiB",
     "kv_blocks": "99",

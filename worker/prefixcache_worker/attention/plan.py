@@ -17,6 +17,11 @@ per query costs more than reading the rows again (measured on two AVX2 cores: a 
 a row of 3 heads about 0.1 us)."""
 
 
+SPLIT_ROWS = 512
+"""Runs are cut where a row's position is a multiple of this. So there is enough to do for every core even
+when a few heads read one long run, and the same rows are summed together, prefix shared or not."""
+
+
 class SequenceSpan(NamedTuple):
     """One sequence's part of a step: `num_tokens` new tokens behind `start` rows that are in the pool."""
 
@@ -140,53 +145,73 @@ def plan_attention(spans: Sequence[SequenceSpan], block_size: int, *, share: boo
             continue
         # The group is sorted, so what its first and last tables share, all of them share.
         common = _common_length(tables[begin], tables[end - 1], depth)
-        num_rows = (common - done) * block_size
-        if num_rows * (end - begin - 1) >= MIN_SAVED_ROWS:
-            items.append(
-                WorkItem(
-                    block_ids=tuple(tables[begin][done:common]),
-                    first_row=0,
-                    num_rows=num_rows,
-                    first_token=first_tokens[begin],
-                    num_tokens=first_tokens[end] - first_tokens[begin],
-                    level=level,
-                    num_sequences=end - begin,
-                    causal=False,
-                )
-            )
-            done, level = common, level + 1
+        if (common - done) * block_size * (end - begin - 1) >= MIN_SAVED_ROWS:
+            readers = _Readers(first_tokens[begin], first_tokens[end] - first_tokens[begin], end - begin)
+            shared = _cut(tables[begin], done * block_size, common * block_size, readers, level, block_size)
+            items += shared
+            done, level = common, level + len(shared)
         groups = _split_by_block(tables, begin, end, common)
         stack.extend((a, b, common, done, level) for a, b in reversed(groups))
     return AttentionPlan(tuple(order), tuple(ordered), tuple(items), block_size)
+
+
+class _Readers(NamedTuple):
+    """Who reads an item: a slice of the batch."""
+
+    first_token: int
+    num_tokens: int
+    num_sequences: int
 
 
 def _own_items(
     span: SequenceSpan, first_token: int, num_done_blocks: int, level: int, block_size: int
 ) -> list[WorkItem]:
     """What one sequence reads alone: the rest of its past, then its new tokens."""
-
-    def item(begin: int, end: int, level: int, causal: bool) -> WorkItem:
-        first_block = begin // block_size
-        return WorkItem(
-            block_ids=tuple(span.block_table[first_block : -(-end // block_size)]),
-            first_row=begin - first_block * block_size,
-            num_rows=end - begin,
-            first_token=first_token,
-            num_tokens=span.num_tokens,
-            level=level,
-            num_sequences=1,
-            causal=causal,
+    readers = _Readers(first_token, span.num_tokens, 1)
+    is_decoding = span.num_tokens == 1  # a single new token reads everything up to itself
+    past_end = span.length if is_decoding else span.start
+    items = _cut(span.block_table, num_done_blocks * block_size, past_end, readers, level, block_size)
+    if not is_decoding:
+        level += len(items)
+        items.append(
+            _item(span.block_table, span.start, span.length, readers, level, block_size, causal=True)
         )
-
-    done = num_done_blocks * block_size
-    if span.num_tokens == 1:  # a single new token reads everything up to itself
-        return [item(done, span.length, level, causal=False)]
-    items = []
-    if done < span.start:
-        items.append(item(done, span.start, level, causal=False))
-        level += 1
-    items.append(item(span.start, span.length, level, causal=True))
     return items
+
+
+def _cut(
+    table: Sequence[BlockId], begin: int, end: int, readers: _Readers, level: int, block_size: int
+) -> list[WorkItem]:
+    """Items for rows [begin, end) of a table, none across a multiple of SPLIT_ROWS; each is a level."""
+    borders = [begin, *range((begin // SPLIT_ROWS + 1) * SPLIT_ROWS, end, SPLIT_ROWS), end]
+    return [
+        _item(table, first, last, readers, level + i, block_size)
+        for i, (first, last) in enumerate(pairwise(borders))
+        if first < last
+    ]
+
+
+def _item(
+    table: Sequence[BlockId],
+    begin: int,
+    end: int,
+    readers: _Readers,
+    level: int,
+    block_size: int,
+    *,
+    causal: bool = False,
+) -> WorkItem:
+    first_block = begin // block_size
+    return WorkItem(
+        block_ids=tuple(table[first_block : -(-end // block_size)]),
+        first_row=begin - first_block * block_size,
+        num_rows=end - begin,
+        first_token=readers.first_token,
+        num_tokens=readers.num_tokens,
+        level=level,
+        num_sequences=readers.num_sequences,
+        causal=causal,
+    )
 
 
 def _common_length(a: list[BlockId], b: list[BlockId], known: int) -> int:

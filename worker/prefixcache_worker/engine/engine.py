@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 
 from prefixcache import PrefixCache
+from prefixcache_worker.attention.backend import AttentionBackend
 from prefixcache_worker.attention.cpu import CpuAttention
 from prefixcache_worker.attention.kv_store import KvStore
-from prefixcache_worker.attention.plan import AttentionPlan
 from prefixcache_worker.engine.assembler import Assembler
 from prefixcache_worker.engine.batch import Batch, ScheduledSpan, build_batch
 from prefixcache_worker.engine.request import (
@@ -31,12 +31,9 @@ from prefixcache_worker.engine.scheduler import Scheduler
 from prefixcache_worker.engine.sequence import Sequence
 from prefixcache_worker.engine.stats import BlockStats, EngineStats, RequestStats, TokenStats
 from prefixcache_worker.errors import DuplicateRequestError, InvalidRequestError
-from prefixcache_worker.model.model import Model, StepAttention
+from prefixcache_worker.model.model import Model
 
 logger = logging.getLogger(__name__)
-
-AttentionBackend = Callable[[AttentionPlan, KvStore], StepAttention]
-"""Makes the attention of one step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 """torch's own packed product on a CPU, by oneDNN. Not public: a torch without it falls back to `mm`."""
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from prefixcache import PrefixCache
+from prefixcache_worker.attention.backend import choose_backend
 from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.config import WorkerConfig, format_memory
 from prefixcache_worker.engine.engine import Engine, EngineConfig
@@ -100,6 +101,7 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
             max_running=config.max_running,
             context_length=context_length,
         ),
+        attention=choose_backend(config.attention, kv_store),
     )
     if engine.max_total_tokens < context_length:
         logger.warning(
