@@ -161,6 +161,8 @@ class RequestStats:
     cancelled: int
     preemptions: int
     steps: int
+    failed: int
+    """Ended by an error of the worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,20 +55,22 @@ class TokenStats(_message.Message):
     def __init__(self, prompt: _Optional[int] = ..., cached: _Optional[int] = ..., computed: _Optional[int] = ..., generated: _Optional[int] = ..., kv_rows_read: _Optional[int] = ..., kv_rows_unshared: _Optional[int] = ...) -> None: ...
 
 class RequestStats(_message.Message):
-    __slots__ = ("waiting", "running", "finished", "cancelled", "preemptions", "steps")
+    __slots__ = ("waiting", "running", "finished", "cancelled", "preemptions", "steps", "failed")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
     waiting: int
     running: int
     finished: int
     cancelled: int
     preemptions: int
     steps: int
-    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., finished: _Optional[int] = ..., cancelled: _Optional[int] = ..., preemptions: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
+    failed: int
+    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., finished: _Optional[int] = ..., cancelled: _Optional[int] = ..., preemptions: _Optional[int] = ..., steps: _Optional[int] = ..., failed: _Optional[int] = ...) -> None: ...
 
 class GetStatsResponse(_message.Message):
     __slots__ = ("blocks", "tokens", "requests")

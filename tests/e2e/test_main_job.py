@@ -115,13 +115,17 @@ def test_text_ids_and_chat_are_the_same_prompt(client):
     )
 
 
-def test_b103_a_stop_text_ends_the_answer_before_it(client):
-    whole = client.generate("One, two, three, four,", temperature=0, max_tokens=24).text
+@pytest.mark.parametrize(
+    "prompt", ["One, two, three, four,", [{"role": "user", "content": "Count from one to twenty in words."}]]
+)
+def test_b103_a_stop_text_ends_the_answer_before_it(client, prompt):
+    """The same text for a text and a chat, streamed and whole."""
+    whole = client.generate(prompt, temperature=0, max_tokens=24).text
     stop = whole[8:14]
-    answer = client.generate("One, two, three, four,", temperature=0, max_tokens=24, stop=[stop])
-    assert answer.text == whole[: whole.index(stop)]
+    answer = client.generate(prompt, temperature=0, max_tokens=24, stop=[stop])
+    assert answer.text == whole[: whole.index(stop)] != ""
     assert answer.choices[0].finish_reason is FinishReason.STOP
-    streamed = client.stream("One, two, three, four,", temperature=0, max_tokens=24, stop=[stop])
+    streamed = client.stream(prompt, temperature=0, max_tokens=24, stop=[stop])
     assert "".join(event.text for event in streamed if isinstance(event, Delta)) == answer.text
 
 

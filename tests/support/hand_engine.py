@@ -100,6 +100,7 @@ class HandEngine:
         self._num_requests += 1
         request_id = request_id or f"r{self._num_requests}"
         self.engine.add(
+            request_id,
             Request(
                 request_id=request_id,
                 namespace=Namespace(model="tiny", tenant=tenant, salt=salt),
@@ -109,7 +110,7 @@ class HandEngine:
                 num_choices=n,
                 num_public_tokens=public,
                 use_cache=use_cache,
-            )
+            ),
         )
         self.deltas[request_id] = []
         return request_id

@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import torch
+from support.delegating_model import DelegatingModel
 
-from prefixcache_worker.model.model import AttentionShape, ForwardBatch, Model, StepAttention
+from prefixcache_worker.model.model import ForwardBatch, Model, StepAttention
 
 
-class RecordingModel:
-    """Passes every call on to another model and keeps positions and logits, call by call."""
+class RecordingModel(DelegatingModel):
+    """Keeps the batches and logits of another model, call by call."""
 
     def __init__(self, model: Model) -> None:
-        self._model = model
+        super().__init__(model)
         self.batches: list[ForwardBatch] = []
         self.logits: list[torch.Tensor] = []  # [num_logit_rows, vocabulary_size] each
 
-    @property
-    def attention_shape(self) -> AttentionShape:
-        return self._model.attention_shape
-
-    @property
-    def vocabulary_size(self) -> int:
-        return self._model.vocabulary_size
-
-    @property
-    def context_length(self) -> int:
-        return self._model.context_length
-
     def forward(self, batch: ForwardBatch, attention: StepAttention) -> torch.Tensor:
         self.batches.append(batch)
-        self.logits.append(self._model.forward(batch, attention))
+        self.logits.append(super().forward(batch, attention))
         return self.logits[-1]
 
     def clear(self) -> None:

@@ -13,6 +13,7 @@ import grpc
 import pytest
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.delegating_model import DelegatingModel
 
 from prefixcache.v1 import cache_pb2, cache_pb2_grpc, inference_pb2, inference_pb2_grpc
 from prefixcache_worker.config import WorkerConfig
@@ -67,6 +68,12 @@ class ServedWorker:
         stub = health_pb2_grpc.HealthStub(self.channel)
         message = health_pb2.HealthCheckRequest(service=service)
         return int((await stub.Check(message, timeout=DEADLINE_SECONDS)).status)
+
+    async def clients_gone(self) -> None:
+        """Return when the server has noticed that all its clients left, whatever steps still run."""
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while self.worker.engine_loop._streams:
+                await self.health()
 
     async def stats(self) -> cache_pb2.GetStatsResponse:
         return await self.cache.GetStats(cache_pb2.GetStatsRequest(), timeout=DEADLINE_SECONDS)
@@ -131,28 +138,25 @@ async def served(loaded: LoadedModel, **settings: Any) -> AsyncIterator[ServedWo
         await service.stop(drain_seconds=0)
 
 
-class GatedModel:
+class GatedModel(DelegatingModel):
     """Another model that computes only as many steps as it was allowed: the test holds the clock."""
 
     def __init__(self, model: Model) -> None:
-        self._model = model
+        super().__init__(model)
         self._permits = threading.Semaphore(0)
+        self._begun = threading.Semaphore(0)
 
     def allow(self, num_steps: int) -> None:
-        self._permits.release(num_steps)
+        for _ in range(num_steps):
+            self._permits.release()
 
-    @property
-    def attention_shape(self) -> Any:
-        return self._model.attention_shape
-
-    @property
-    def vocabulary_size(self) -> int:
-        return self._model.vocabulary_size
-
-    @property
-    def context_length(self) -> int:
-        return self._model.context_length
+    async def begin(self, num_steps: int) -> None:
+        """Wait until so many more steps have begun, whether they were allowed or not."""
+        for _ in range(num_steps):
+            begun = await asyncio.to_thread(self._begun.acquire, timeout=DEADLINE_SECONDS)
+            assert begun, "no step began in time"
 
     def forward(self, batch: ForwardBatch, attention: StepAttention) -> torch.Tensor:
+        self._begun.release()
         assert self._permits.acquire(timeout=DEADLINE_SECONDS), "no step was allowed in time"
-        return self._model.forward(batch, attention)
+        return super().forward(batch, attention)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from prefixcache_worker.config import WorkerConfig, load_config
-from prefixcache_worker.errors import ConfigError
+from prefixcache_worker.errors import ConfigError, EngineStoppedError
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str]) -> int:
             level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
         _serve(config)
-    except ConfigError as error:
+    except (ConfigError, EngineStoppedError) as error:
         print(f"prefixcache_worker: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:  # while the model was loading; later it stops the server in good order

@@ -35,6 +35,7 @@ class WorkerConfig:
     max_batch_tokens: int = 512
     max_running: int = 64
     max_waiting: int = 256
+    """So many requests are taken beyond `max_running`, whether they run or wait; more are refused."""
     context_length: int | None = None
     num_threads: int | None = None
     log_level: str = "info"
@@ -135,7 +136,7 @@ SETTINGS = (
     Setting("max_running", int, _at_least(1), _POSITIVE,
             "sequences that run at the same time"),
     Setting("max_waiting", int, _at_least(1), _POSITIVE,
-            "requests that may wait; more are refused"),
+            "requests that are taken beyond --max-running, to wait; more are refused"),
     Setting("context_length", int, _at_least(2), "a whole number of at least 2",
             "most tokens of prompt and answer together; without it the model's own limit"),
     Setting("num_threads", int, _at_least(1), _POSITIVE,

@@ -7,22 +7,54 @@ from support.recording_model import RecordingModel
 
 from prefixcache_worker.engine.engine import Engine
 from prefixcache_worker.engine.request import FinishReason
+from prefixcache_worker.engine.scheduler import Scheduler
 from prefixcache_worker.errors import InvalidRequestError
 
 
-def test_b01_blocks_of_live_tables_are_never_free():
-    """Two requests compute the same prefix in one step; a third then takes every free block."""
-    hand = HandEngine(num_blocks=20)
-    prompts = {
-        hand.add(stream("a", 64) + stream("b", 5), 40): stream("a", 64) + stream("b", 5),
-        hand.add(stream("a", 64) + stream("c", 5), 40): stream("a", 64) + stream("c", 5),
-    }
+def test_b01_blocks_of_live_tables_are_never_free(monkeypatch):
+    """Two requests compute the same prefix in one step; a third then takes every free block.
+
+    Without single flight, which would make the second wait. 14 blocks: 4 of the prefix, a tail for
+    each of the first two, and 8 for the third.
+    """
+    monkeypatch.setattr(Scheduler, "_is_being_computed", lambda scheduler, sequence: False)
+    hand = HandEngine(num_blocks=14)
+    a, b = stream("a", 64) + stream("b", 5), stream("a", 64) + stream("c", 5)
+    first, second = hand.add(a, 40), hand.add(b, 40)
     hand.step()
+    blocks = hand.engine.stats().blocks
+    assert (blocks.peak_live, blocks.live, blocks.free) == (5 + 5, 4 + 1 + 1, 8)
+    [prefix] = hand.cache.dump()
+    for request_id in (first, second):
+        assert hand.handle(request_id).block_table[:4] == list(prefix.block_ids)
+    third = hand.add(stream("d", 128), 40)
     hand.step()
-    prompts[hand.add(stream("d", 128), 40)] = stream("d", 128)
+    assert hand.engine.stats().blocks.free == 0
     hand.run()
-    for request_id, prompt in prompts.items():
-        assert hand.tokens(request_id) == reference(prompt, 40)
+    assert hand.num_cached(first) == hand.num_cached(second) == 0
+    assert hand.tokens(first) == reference(a, 40)
+    assert hand.tokens(second) == reference(b, 40)
+    assert hand.tokens(third) == reference(stream("d", 128), 40)
+
+
+def test_b01_what_one_request_writes_while_another_has_it_in_its_prompt():
+    """The same duplicates with single flight: the answer of the first is part of the second's prompt."""
+    hand = HandEngine()
+    answer = reference(stream("a", 60), 30)
+    first = hand.add(stream("a", 60), 30)
+    while len(hand.tokens(first)) < 8:
+        hand.step()
+    prompt = stream("a", 60) + answer[:25]
+    second = hand.add(prompt, 20)
+    hand.step()
+    duplicates = hand.handle(first).block_table[4], hand.handle(second).block_table[4]
+    while hand.handle(first).num_tokens < 82:
+        hand.step()
+    assert hand.handle(first).block_table[4] == duplicates[1] != duplicates[0]
+    hand.run()
+    assert hand.num_cached(second) == 64
+    assert hand.tokens(first) == answer
+    assert hand.tokens(second) == reference(prompt, 20)
 
 
 def test_b04_a_half_filled_tail_is_copied_for_each_writer():
@@ -72,38 +104,51 @@ def test_b09_a_prefill_that_resumes_reads_the_cached_rows(num_hit, num_suffix):
 
 
 def test_b11_only_computed_rows_can_be_hit():
+    """The second waits until the first has computed all that they share, so it finds 64 rows, not 32."""
     hand = HandEngine(max_batch_tokens=32)
     first = hand.add(stream("a", 64), 4)
     hand.step()
-    assert hand.match([*stream("a", 64), 999]) <= 32
+    assert hand.match([*stream("a", 64), 999]) == 32
     second = hand.add(stream("a", 64) + stream("b", 4), 4)
     hand.run()
     assert hand.tokens(first) == reference(stream("a", 64), 4)
     assert hand.tokens(second) == reference(stream("a", 64) + stream("b", 4), 4)
+    assert (hand.num_cached(first), hand.num_cached(second)) == (0, 64)
 
 
 def test_b11_together_in_one_step():
     hand = HandEngine(max_batch_tokens=32)
-    ids = [hand.add(stream("a", 64), 4), hand.add(stream("a", 64) + stream("b", 4), 4)]
+    first = hand.add(stream("a", 64), 4)
+    second = hand.add(stream("a", 64) + stream("b", 4), 4)
     hand.run()
-    assert hand.tokens(ids[1]) == reference(stream("a", 64) + stream("b", 4), 4)
+    assert hand.tokens(first) == reference(stream("a", 64), 4)
+    assert hand.tokens(second) == reference(stream("a", 64) + stream("b", 4), 4)
+    assert (hand.num_cached(first), hand.num_cached(second)) == (0, 64)
 
 
 def test_b11_abort_in_the_middle_of_a_block():
+    """Hits are exact to the token: the 24 rows that were computed, where whole blocks would give 16."""
     hand = HandEngine(max_batch_tokens=24)
     request_id = hand.add(stream("a", 64))
     hand.step()
     assert hand.engine.cancel(request_id)
     hand.engine.check()
-    assert hand.match([*stream("a", 64), 999]) == 24  # token-granular: what was computed, no row more
+    assert hand.match([*stream("a", 64), 999]) == 24
+    second = hand.add([*stream("a", 64), 999], 4)
+    hand.run()
+    assert hand.num_cached(second) == 24
+    assert hand.tokens(second) == reference([*stream("a", 64), 999], 4)
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_b13_unwritten_rows_never_reach_an_answer(poison):
-    hand = HandEngine(poison=poison)
+    model = RecordingModel(reference_model())
+    hand = HandEngine(model=model, poison=poison)
     lengths = [1, 15, 16, 17, 31, 33]
     ids = [hand.add(stream(name, length), 20) for name, length in zip("abcdes", lengths, strict=True)]
     hand.run()
+    assert [logits.shape[0] for logits in model.logits] == [6] * 20  # all six in every step
+    assert all(logits.isfinite().all() for logits in model.logits)
     for request_id, name, length in zip(ids, "abcdes", lengths, strict=True):
         assert hand.tokens(request_id) == reference(stream(name, length), 20)
 
@@ -150,18 +195,24 @@ def test_b46_an_answer_ends_where_the_pool_does():
 
 
 def test_b83_the_last_block_of_the_context_is_really_there():
+    """Rows 96 .. 98 are in block 6 of the table; the rest of it and of the pool is as poisoned as before."""
     hand = HandEngine(context_length=100)
     request_id = hand.add(stream("a", 90), 50)
-    tables = []
+    hand.step()
     while hand.engine.has_work:
+        handle = hand.handle(request_id)
+        table, num_tokens = list(handle.block_table), handle.num_tokens
         hand.step()
-        if hand.engine.has_work:
-            handle = hand.handle(request_id)
-            tables.append((len(handle.block_table), handle.num_tokens))
-    assert tables[-1] == (7, 98)  # the last step wrote row 98 and ended the request
+    assert (len(table), num_tokens) == (7, 98)  # the last step wrote row 98 and ended the request
     assert hand.match([*stream("a", 90), *hand.tokens(request_id)]) == 99
     assert hand.tokens(request_id) == reference(stream("a", 90), 10)
     assert hand.finish_reason(request_id) is FinishReason.LENGTH
+    for position, block_id in enumerate(table):
+        written = hand.block_bytes(block_id)[:, :, : 99 - 16 * position]
+        assert written.isfinite().all()
+    assert hand.block_bytes(table[6])[:, :, 3:].isnan().all()
+    for block_id in set(range(64)) - set(table):
+        assert hand.block_bytes(block_id).isnan().all()
 
 
 def test_b83_a_context_smaller_than_a_block():
@@ -197,6 +248,25 @@ def test_a_failing_model_fails_its_step_and_nothing_else():
     assert str(hand.failures[good]) == "no luck"
     assert hand.engine.stats().blocks.live == 0
     assert hand.generate(stream("a", 20), 5) == reference(stream("a", 20), 5)
+
+
+def test_an_error_before_the_copies_are_made_publishes_nothing_and_blocks_nobody():
+    hand = HandEngine()
+    hand.generate(stream("a", 40))
+    copy_blocks = hand.store.copy_blocks
+
+    def fail_once(copies):
+        hand.store.copy_blocks = copy_blocks
+        raise MemoryError("no luck")
+
+    hand.store.copy_blocks = fail_once
+    request_id = hand.add(stream("a", 40) + stream("b", 4), 5)
+    hand.run()
+    assert str(hand.failures[request_id]) == "no luck"
+    assert hand.engine.stats().requests.failed == 1
+    assert hand.generate(stream("a", 40) + stream("b", 4), 5) == reference(
+        stream("a", 40) + stream("b", 4), 5
+    )
 
 
 def test_cancel_at_every_step_gives_everything_back():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 from support.hand_engine import GREEDY, HandEngine, reference, stream
@@ -13,10 +14,10 @@ from prefixcache_worker.engine.request import Completion, Delta, Request, StopCo
 from prefixcache_worker.errors import DuplicateRequestError, EngineStoppedError, QueueFullError
 
 
-def request(name: str, *, request_id: str = "r", max_tokens: int = 5) -> Request:
+def request(name: str, *, request_id: str = "r", max_tokens: int = 5, tenant: str = "t") -> Request:
     return Request(
         request_id=request_id,
-        namespace=Namespace(model="tiny", tenant="t"),
+        namespace=Namespace(model="tiny", tenant=tenant),
         prompt_token_ids=tuple(stream(name, 20)),
         sampling=GREEDY,
         stop_conditions=StopConditions(max_tokens=max_tokens),
@@ -55,6 +56,42 @@ async def test_b65_an_id_is_free_again_as_soon_as_its_stream_is_left(loop):
     async with loop.submit(request("a")) as events:
         assert isinstance([event async for event in events][-1], Completion)
     await loop.call(lambda engine: engine.check())
+
+
+async def test_b65_a_stream_that_is_left_late_does_not_touch_the_next_one_of_its_id(loop):
+    """The first is complete, its reader is slow to leave, and the client uses the id again."""
+    async with loop.submit(request("a")) as old:
+        await anext(event async for event in old if isinstance(event, Completion))
+        new = loop.submit(request("b"))
+    seen = [event async for event in new]
+    assert [token for delta in seen[:-1] for token in delta.token_ids] == reference(stream("b", 20), 5)
+
+
+async def test_b65_events_of_a_cancelled_request_do_not_reach_the_next_one_of_its_id(loop):
+    """The first is cancelled while its step runs, and the id is used again before the step ends."""
+    engine = await loop.call(lambda engine: engine)
+    step, in_step, go_on = engine.step, threading.Event(), threading.Event()
+
+    def held_step():
+        outputs = step()
+        in_step.set()
+        go_on.wait(30)
+        return outputs
+
+    await loop.call(lambda engine: setattr(engine, "step", held_step))
+    async with loop.submit(request("a", max_tokens=4000)):
+        await asyncio.to_thread(in_step.wait, 30)
+    new = loop.submit(request("b", tenant="t"))
+    go_on.set()
+    seen = [event async for event in new]
+    assert [token for delta in seen[:-1] for token in delta.token_ids] == reference(stream("b", 20), 5)
+
+
+async def test_two_tenants_may_choose_the_same_id(loop):
+    streams = [loop.submit(request(name, tenant=name)) for name in "ab"]
+    for name, events in zip("ab", streams, strict=True):
+        seen = [event async for event in events]
+        assert [token for delta in seen[:-1] for token in delta.token_ids] == reference(stream(name, 20), 5)
 
 
 async def test_a_full_queue_refuses_and_loses_nobody(loop):
@@ -100,3 +137,20 @@ async def test_an_engine_that_breaks_fails_its_requests_and_lives_on(loop, caplo
     async with loop.submit(request("a")) as events:
         assert isinstance([event async for event in events][-1], Completion)
     assert "broke" in caplog.text
+
+
+async def test_an_engine_that_cannot_even_give_up_ends_everybody_and_says_so(loop):
+    def broken(*_):
+        raise AssertionError("a bug of ours")
+
+    await loop.call(lambda engine: setattr(engine, "step", broken))
+    await loop.call(lambda engine: setattr(engine, "fail_all", broken))
+    with pytest.raises(EngineStoppedError, match="broke"):
+        async with loop.submit(request("a")) as events:
+            [event async for event in events]
+    async with asyncio.timeout(30):
+        await loop.wait_broken()
+    with pytest.raises(EngineStoppedError):
+        loop.submit(request("b"))
+    with pytest.raises(EngineStoppedError):
+        await loop.call(lambda engine: engine.stats())

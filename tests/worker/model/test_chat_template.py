@@ -70,6 +70,21 @@ def test_a_template_may_refuse_a_conversation():
     assert info.value.field_name == "chat"
 
 
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("{{ messages + 1 }}", "TypeError"),
+        ("{% for i in range(999999999) %}{% endfor %}", "OverflowError"),
+        ("{{ messages | length // 0 }}", "ZeroDivisionError"),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "RecursionError"),
+    ],
+)
+def test_a_template_that_fails_is_no_error_of_the_worker(template: str, name: str):
+    with pytest.raises(InvalidRequestError, match=rf"chat: .* fails on it \({name}: .*send text") as info:
+        chat_template(template).render([USER], add_generation_prompt=True)
+    assert info.value.field_name == "chat"
+
+
 def test_a_template_cannot_leave_the_sandbox():
     template = chat_template("{{ messages.__class__.__mro__[1].__subclasses__() }}")
     with pytest.raises(InvalidRequestError, match="unsafe"):

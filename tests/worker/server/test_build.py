@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from support.tiny_model import tiny_decoder
 
 from prefixcache_worker.config import WorkerConfig
 from prefixcache_worker.errors import ConfigError
+from prefixcache_worker.server import build
 from prefixcache_worker.server.build import assemble_worker, build_worker, plan_pool
 
 BLOCK_BYTES = 1000
@@ -59,8 +61,28 @@ def test_a_worker_with_too_little_memory_is_not_built():
 
 
 def test_a_pool_larger_than_the_machine_is_refused():
-    with pytest.raises(ConfigError, match=r"^--kv-blocks: a pool of .* does not fit this machine's memory"):
+    with pytest.raises(ConfigError, match=r"^--kv-blocks: a pool of .* does not fit the .* of memory"):
         assemble_worker(loaded(tiny_decoder()), WorkerConfig(kv_blocks=10**12))
+
+
+@pytest.mark.parametrize(
+    ("limit", "fits"),
+    [("163840\n", True), ("131072\n", False), ("max\n", True), ("9223372036854771712\n", True), (None, True)],
+)
+def test_a_pool_larger_than_the_container_is_refused(
+    limit: str | None, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """20 blocks of 8 KiB; the kernel ends a container that touches more than its limit."""
+    limit_file = tmp_path / "memory.max"
+    if limit is not None:
+        limit_file.write_text(limit)
+    monkeypatch.setattr(build, "CONTAINER_LIMITS", (limit_file,))
+    config = WorkerConfig(kv_memory=16 * 8192)
+    if fits:
+        assert assemble_worker(loaded(tiny_decoder()), config).pool_size.pool_bytes == 163840
+    else:
+        with pytest.raises(ConfigError, match=r"^--kv-memory: .* 160KiB in all does not fit the 128KiB of"):
+            assemble_worker(loaded(tiny_decoder()), config)
 
 
 def test_the_worker_describes_the_model_it_serves():

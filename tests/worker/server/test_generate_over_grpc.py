@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -31,6 +32,22 @@ def tiny(context_length: int = 512) -> Any:
 
 def scripted(num_tokens: int = 4096) -> ScriptedModel:
     return ScriptedModel([7] * num_tokens, vocabulary_size=1000, eos_token_id=EOS_ID, context_length=8192)
+
+
+TURN_OVERHEAD = 18  # tokens: <|turn|>user\n, </s>, <|turn|>assistant\n
+
+
+def ids_prompt(num_tokens: int) -> dict[str, Any]:
+    return {"token_ids": pb.TokenIds(ids=[5] * num_tokens)}
+
+
+def text_prompt(num_tokens: int) -> dict[str, Any]:
+    return {"text": "x" * num_tokens}
+
+
+def chat_prompt(num_tokens: int) -> dict[str, Any]:
+    content = "x" * (num_tokens - TURN_OVERHEAD)
+    return {"chat": pb.ChatMessages(messages=[pb.ChatMessage(role="user", content=content)])}
 
 
 async def clean_refusal(worker: ServedWorker, message: pb.GenerateRequest) -> grpc.aio.AioRpcError:
@@ -94,6 +111,26 @@ async def test_text_comes_back_as_text_and_a_stop_text_ends_it():
     assert stopped.text == "Grüße an "
 
 
+@pytest.mark.parametrize(
+    ("script", "text"),
+    [("DEFGHIJ", ""), ("DEFGX", "DEFGX"), ("alpha DEFGHIJ omega", "alpha ")],
+)
+@pytest.mark.parametrize("prompt", [ids_prompt, text_prompt, chat_prompt])
+async def test_b103_every_kind_of_prompt_ends_before_the_same_stop_text(
+    prompt: Callable[[int], dict[str, Any]], script: str, text: str
+):
+    model = ScriptedModel(
+        byte_tokenizer().encode(script, add_special=False), vocabulary_size=300, eos_token_id=EOS_ID
+    )
+    stop_conditions = pb.StopConditions(stop=["DEFGHIJ"])
+    async with served(loaded(model)) as worker:
+        answer = await worker.answer(
+            pb.GenerateRequest(**prompt(40), sampling=GREEDY, stop_conditions=stop_conditions)
+        )
+    assert answer.text == text
+    assert answer.finish_reason == pb.FINISH_REASON_STOP
+
+
 async def test_a_long_text_is_answered_like_a_short_one():
     """Long messages are tokenised in a thread."""
     text = "0123456789" * 700
@@ -142,6 +179,7 @@ async def test_several_choices_end_one_by_one_and_the_completion_is_last():
 
 
 async def test_b71_an_empty_prompt_is_refused_and_the_next_request_is_right():
+    """A request has one prompt, so there are no batches to refuse in part: each stands for itself."""
     prompt = stream("c", 20)
     async with served(tiny()) as worker:
         assert_invalid(await clean_refusal(worker, pb.GenerateRequest(text="")), "text")
@@ -151,6 +189,13 @@ async def test_b71_an_empty_prompt_is_refused_and_the_next_request_is_right():
         )
         assert_invalid(await clean_refusal(worker, pb.GenerateRequest()), "prompt")
         assert (await worker.answer(greedy_request(prompt, 8))).token_ids == reference(prompt, 8)
+        first, error, last = await asyncio.gather(
+            worker.answer(greedy_request([5, 6], 4)),
+            worker.refusal(greedy_request([], 4)),
+            worker.answer(greedy_request([7], 4)),
+        )
+    assert_invalid(error, "token_ids")
+    assert (first.token_ids, last.token_ids) == (reference([5, 6], 4), reference([7], 4))
 
 
 async def test_b71_with_a_bos_an_empty_text_is_one_token_and_works():
@@ -159,16 +204,35 @@ async def test_b71_with_a_bos_an_empty_text_is_one_token_and_works():
     assert answer.completion.usage.prompt_tokens == 1
 
 
-async def test_b75_a_prompt_longer_than_the_context_is_refused_with_both_numbers():
+@pytest.mark.parametrize("prompt", [ids_prompt, text_prompt, chat_prompt])
+async def test_b75_a_prompt_longer_than_the_context_is_refused_with_both_numbers(
+    prompt: Callable[[int], dict[str, Any]],
+):
+    def request(num_tokens: int, max_tokens: int = 1) -> pb.GenerateRequest:
+        stop_conditions = pb.StopConditions(max_tokens=max_tokens, ignore_eos=True)
+        return pb.GenerateRequest(**prompt(num_tokens), sampling=GREEDY, stop_conditions=stop_conditions)
+
+    [field_name] = prompt(100)
+    async with served(tiny(context_length=128)) as worker:
+        for max_tokens in (1, 2):  # what goes beyond the context is cut
+            answer = await worker.answer(request(127, max_tokens))
+            assert answer.completion.usage.prompt_tokens == 127
+            assert answer.completion.usage.completion_tokens == 1
+            assert answer.finish_reason == pb.FINISH_REASON_LENGTH
+        for length in (128, 129):
+            assert_invalid(await clean_refusal(worker, request(length)), field_name, length, 128)
+        # So long a text is not even tokenised: the number is that of its characters.
+        length = 100_000 + TURN_OVERHEAD if field_name == "chat" else 100_000
+        assert_invalid(await clean_refusal(worker, request(length)), field_name, 100_000, 128)
+        assert (await worker.answer(request(50, 4))).completion.usage.completion_tokens == 4
+
+
+async def test_b75_a_prompt_that_just_fits_is_answered_like_any_other():
     prompt = stream("d", 127)
     async with served(tiny(context_length=128)) as worker:
-        for asked in (1, 2):  # what goes beyond the context is cut
-            answer = await worker.answer(greedy_request(prompt, asked))
-            assert answer.token_ids == reference(prompt, 1)
-            assert answer.finish_reason == pb.FINISH_REASON_LENGTH
-        for length in (128, 129, 100_000):
-            error = await clean_refusal(worker, greedy_request([5] * length, 1))
-            assert_invalid(error, "token_ids", length, 128)
+        for asked in (1, 2):
+            assert (await worker.answer(greedy_request(prompt, asked))).token_ids == reference(prompt, 1)
+        await clean_refusal(worker, greedy_request([*prompt, 5], 1))
         assert (await worker.answer(greedy_request(prompt[:50], 4))).token_ids == reference(prompt[:50], 4)
 
 

@@ -12,10 +12,11 @@ from grpc_health.v1 import health_pb2
 from grpc_status import rpc_status
 from support.hand_engine import reference, stream
 from support.served_worker import DEADLINE_SECONDS, GatedModel, ServedWorker, greedy_request, rest_of, served
+from support.tcp_relay import tcp_relay
 from support.tiny_loaded_model import EOS_ID, loaded
 from support.tiny_model import tiny_decoder
 
-from prefixcache.v1 import cache_pb2
+from prefixcache.v1 import cache_pb2, inference_pb2_grpc
 from prefixcache.v1 import inference_pb2 as pb
 from prefixcache_worker.engine.request import Completion, Delta, FinishReason, Timing, Usage
 from prefixcache_worker.model.scripted_model import ScriptedModel
@@ -26,47 +27,81 @@ def scripted(num_tokens: int = 4096) -> ScriptedModel:
     return ScriptedModel([7] * num_tokens, vocabulary_size=1000, eos_token_id=EOS_ID, context_length=8192)
 
 
-async def stats_when_idle(worker: ServedWorker, model: GatedModel) -> cache_pb2.GetStatsResponse:
-    """Allow one step at a time until nothing runs.
-
-    A cancellation needs a moment to reach the server, for which the engine must not be given steps:
-    the answers to other calls stand for that moment.
-    """
-    while True:
-        for _ in range(20):
-            await worker.health("")
-        model.allow(1)
-        stats = await worker.stats()
-        if stats.requests.running == 0:
-            return stats
+async def stats_two_steps_later(worker: ServedWorker, model: GatedModel) -> cache_pb2.GetStatsResponse:
+    """What there is when the server knows that its clients left, and the engine took two steps at most."""
+    await worker.clients_gone()
+    model.allow(2)
+    return await worker.stats()
 
 
-async def test_b64_a_cancelled_request_frees_everything_within_two_steps():
-    model = GatedModel(scripted())
-    async with served(loaded(model)) as worker:
-        call = worker.generate(greedy_request(stream("a", 40), 4000))
-        model.allow(3)
-        num_received = 0
-        while num_received < 3:
-            num_received += len((await call.read()).delta.token_ids)
+@pytest.mark.parametrize("num_chunks", [1, 2, 3])
+async def test_b45_a_client_that_leaves_during_its_prefill_gives_every_block_back(
+    num_chunks: int, caplog: pytest.LogCaptureFixture
+):
+    """It leaves while the chunk is computed; that step ends, and the next chunk is never begun."""
+    model = GatedModel(tiny_decoder(context_length=160))
+    async with served(loaded(model), kv_blocks=10, kv_headroom=0.0, max_batch_tokens=32) as worker:
+        call = worker.generate(greedy_request(stream("a", 128), 8))
+        model.allow(num_chunks - 1)
+        await model.begin(num_chunks)
         call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call.read()
-        stats = await stats_when_idle(worker, model)
+        assert await call.code() is grpc.StatusCode.CANCELLED
+        stats = await stats_two_steps_later(worker, model)
 
         assert (stats.requests.running, stats.requests.waiting, stats.blocks.live) == (0, 0, 0)
         assert (stats.requests.cancelled, stats.requests.finished) == (1, 0)
-        assert stats.tokens.generated <= 10
+        assert stats.requests.steps == num_chunks
+        assert stats.blocks.idle == 2 * num_chunks  # what was computed stays in the tree
+        model.allow(1000)
+        answer = await worker.answer(greedy_request(stream("b", 128), 1))
+    assert answer.token_ids == reference(stream("b", 128), 1)
+    assert not caplog.records, "a client that leaves is nothing to log"
 
 
-async def test_b64_a_deadline_frees_everything():
+@pytest.mark.parametrize("num_read", [3, 0])
+@pytest.mark.parametrize("way", ["cancel", "close", "reset"])
+async def test_b64_a_client_that_leaves_frees_everything_within_two_steps(way: str, num_read: int):
+    """It cancels, closes its channel or dies, after three tokens or while it waits for the whole answer."""
+    model = GatedModel(scripted())
+    async with (
+        served(loaded(model)) as worker,
+        tcp_relay(worker.address) as relay,
+        grpc.aio.insecure_channel(relay.address) as channel,
+    ):
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        call = stub.Generate(greedy_request(stream("a", 40), 4000), timeout=DEADLINE_SECONDS)
+        model.allow(3)
+        num_received = 0
+        while num_received < num_read:
+            num_received += len((await call.read()).delta.token_ids)
+        await model.begin(4)
+        match way:
+            case "cancel":
+                call.cancel()
+            case "close":
+                await channel.close()
+            case "reset":
+                relay.reset()
+        left = grpc.StatusCode.UNAVAILABLE if way == "reset" else grpc.StatusCode.CANCELLED
+        assert await call.code() is left
+        stats = await stats_two_steps_later(worker, model)
+
+    assert (stats.requests.running, stats.requests.waiting, stats.blocks.live) == (0, 0, 0)
+    assert (stats.requests.cancelled, stats.requests.finished) == (1, 0)
+    assert stats.requests.steps <= 3 + 2
+    assert stats.tokens.generated <= 3 + 2
+
+
+async def test_b64_a_deadline_frees_everything_within_two_steps():
     model = GatedModel(scripted())
     async with served(loaded(model)) as worker:
         call = worker.inference.Generate(greedy_request(stream("a", 40), 4000), timeout=0.3)
+        await model.begin(1)
         assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        stats = await stats_when_idle(worker, model)
-    assert (stats.blocks.live, stats.requests.waiting, stats.requests.finished) == (0, 0, 0)
-    assert stats.tokens.generated <= 10
+        stats = await stats_two_steps_later(worker, model)
+    assert (stats.requests.running, stats.requests.waiting, stats.blocks.live) == (0, 0, 0)
+    assert (stats.requests.cancelled, stats.requests.finished) == (1, 0)
+    assert stats.requests.steps <= 2
 
 
 async def test_b64_a_hundred_clients_that_leave_in_a_row_leave_nothing(caplog: pytest.LogCaptureFixture):

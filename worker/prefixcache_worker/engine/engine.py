@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ from prefixcache_worker.engine.sampler import SamplingRow, sample
 from prefixcache_worker.engine.scheduler import Scheduler
 from prefixcache_worker.engine.sequence import Sequence
 from prefixcache_worker.engine.stats import BlockStats, EngineStats, RequestStats, TokenStats
-from prefixcache_worker.errors import DuplicateRequestError, InvalidRequestError
+from prefixcache_worker.errors import InvalidRequestError
 from prefixcache_worker.model.model import Model
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class EngineConfig:
 class Output(NamedTuple):
     """Something that happened to a request."""
 
-    request_id: str
+    key: Hashable
     event: Event
 
 
@@ -61,6 +61,7 @@ class Output(NamedTuple):
 class _Answer:
     """A live request: its choices and its clock readings."""
 
+    key: Hashable
     request: Request
     arrived: float
     sequences: list[Sequence]
@@ -72,6 +73,9 @@ class _Answer:
 
 class Engine:
     """Runs requests on one model over one pool. Not thread-safe: one thread steps it.
+
+    Requests go by keys that the caller chooses, not by their ids: ids are the clients' own, and two
+    clients may choose the same.
 
     Every request that `add` took ends with exactly one `Completion` or `Failure` from `step`, or
     with `cancel`; after either its private blocks are free or cached.
@@ -101,7 +105,7 @@ class Engine:
         self._scheduler = Scheduler(
             cache, max_batch_tokens=config.max_batch_tokens, max_running=config.max_running
         )
-        self._answers: dict[str, _Answer] = {}
+        self._answers: dict[Hashable, _Answer] = {}
         self._counters = _Counters()
 
     @property
@@ -130,32 +134,28 @@ class Engine:
                 "n", f"{request.num_choices} answers, but at most {self.config.max_running} can run at once"
             )
 
-    def add(self, request: Request, *, arrived: float | None = None) -> None:
-        """Queue a request. Takes no block yet.
+    def add(self, key: Hashable, request: Request, *, arrived: float | None = None) -> None:
+        """Queue a request under a key that no live one has. Takes no block yet.
 
-        Raises: InvalidRequestError (it could never run), DuplicateRequestError (its id is alive).
+        Raises InvalidRequestError if it could never run.
         """
+        assert key not in self._answers
         self.check_admissible(request)
-        if request.request_id in self._answers:
-            raise DuplicateRequestError(
-                f"request_id: a live request is already called {request.request_id!r}; choose another name"
-            )
-        sequence = self._new_sequence(request, index=0)
-        self._answers[request.request_id] = _Answer(
-            request, self._clock() if arrived is None else arrived, [sequence]
-        )
+        sequence = self._new_sequence(key, request, index=0)
+        arrived = self._clock() if arrived is None else arrived
+        self._answers[key] = _Answer(key, request, arrived, [sequence])
         self._scheduler.add(sequence)
 
-    def cancel(self, request_id: str) -> bool:
+    def cancel(self, key: Hashable) -> bool:
         """Drop a request at any point; False if it is not alive. Its blocks are given back at once."""
-        if not self._drop(request_id):
+        if not self._drop(key):
             return False
         self._counters.cancelled += 1
         return True
 
-    def preempt(self, request_id: str) -> None:
+    def preempt(self, key: Hashable) -> None:
         """Put the request's running sequences back into the queue. For tests."""
-        for sequence in self._answers[request_id].sequences:
+        for sequence in reversed(self._answers[key].sequences):
             if sequence.handle is not None:
                 self._scheduler.preempt(sequence)
 
@@ -182,7 +182,7 @@ class Engine:
             logits = self._model.forward(batch.forward, self._attention(batch.plan, self.kv_store))
         except Exception as error:
             logger.exception("step failed; the requests in it are given up")
-            return self._fail({span.sequence.request.request_id for span in scheduled}, error)
+            return self._fail({span.sequence.key for span in scheduled}, error)
         self._counters.kv_rows_read += batch.plan.num_rows_read
         self._counters.kv_rows_unshared += batch.plan.num_rows_unshared
         return self._apply(batch, logits)
@@ -222,6 +222,7 @@ class Engine:
                 running=len(self._scheduler.running),
                 finished=counters.finished,
                 cancelled=counters.cancelled,
+                failed=counters.failed,
                 preemptions=self._scheduler.num_preemptions,
                 steps=counters.steps,
             ),
@@ -239,16 +240,16 @@ class Engine:
         if not self._answers:
             assert self.cache.stats().num_live == 0, "blocks are live although no request is"
 
-    def _new_sequence(self, request: Request, index: int) -> Sequence:
+    def _new_sequence(self, key: Hashable, request: Request, index: int) -> Sequence:
         limit = len(request.prompt_token_ids) + request.stop_conditions.max_tokens
         assembler = Assembler(self._token_bytes, request.stop_conditions.stop)
-        return Sequence(request, index, assembler, min(limit, self.max_total_tokens))
+        return Sequence(key, request, index, assembler, min(limit, self.max_total_tokens))
 
     def _note_starts(self, scheduled: list[ScheduledSpan]) -> None:
         """Count a prompt's hit once, when it first runs; coming back after a preemption is no hit."""
         now = self._clock()
         for sequence, _ in scheduled:
-            answer = self._answers[sequence.request.request_id]
+            answer = self._answers[sequence.key]
             if answer.started is None:
                 answer.started = now
                 answer.num_cached_tokens = sequence.running_handle.num_cached_tokens
@@ -298,16 +299,18 @@ class Engine:
 
     def _fork_choices(self, parent: Sequence) -> list[Sequence]:
         """The other choices of a request whose prompt has just been computed."""
-        answer = self._answers[parent.request.request_id]
-        forks = [self._new_sequence(parent.request, 1 + i) for i in range(parent.num_choices_to_fork)]
+        answer = self._answers[parent.key]
+        forks = [
+            self._new_sequence(parent.key, parent.request, 1 + i) for i in range(parent.num_choices_to_fork)
+        ]
         for fork in forks:
             self._scheduler.add_fork(parent, fork)
         answer.sequences += forks
         return forks
 
     def _take_token(self, sequence: Sequence, token: int) -> list[Output]:
-        request = sequence.request
-        answer = self._answers[request.request_id]
+        request, key = sequence.request, sequence.key
+        answer = self._answers[key]
         sequence.token_ids.append(token)
         self._counters.generated_tokens += 1
         answer.num_output_tokens += 1
@@ -321,21 +324,21 @@ class Engine:
         elif len(sequence.token_ids) >= sequence.max_total_tokens:
             reason = FinishReason.LENGTH
         if reason is None:
-            return [Output(request.request_id, Delta(sequence.index, text, (token,)))]
+            return [Output(key, Delta(sequence.index, text, (token,)))]
         if not met_stop:
             text += sequence.assembler.finish()
         self._scheduler.retire(sequence)
         answer.sequences.remove(sequence)
-        outputs = [Output(request.request_id, Delta(sequence.index, text, (token,), reason))]
+        outputs = [Output(key, Delta(sequence.index, text, (token,), reason))]
         if not answer.sequences:
-            outputs.append(Output(request.request_id, self._complete(answer)))
+            outputs.append(Output(key, self._complete(answer)))
         return outputs
 
     def _complete(self, answer: _Answer) -> Completion:
         request, now = answer.request, self._clock()
         assert answer.started is not None
         assert answer.first_token is not None
-        del self._answers[request.request_id]
+        del self._answers[answer.key]
         self._counters.finished += 1
         num_prompt_tokens = len(request.prompt_token_ids)
         return Completion(
@@ -353,13 +356,14 @@ class Engine:
             ),
         )
 
-    def _fail(self, request_ids: set[str], error: Exception) -> list[Output]:
-        for request_id in request_ids:
-            self._drop(request_id)
-        return [Output(request_id, Failure(error)) for request_id in request_ids]
+    def _fail(self, keys: set[Hashable], error: Exception) -> list[Output]:
+        for key in keys:
+            self._drop(key)
+        self._counters.failed += len(keys)
+        return [Output(key, Failure(error)) for key in keys]
 
-    def _drop(self, request_id: str) -> bool:
-        answer = self._answers.pop(request_id, None)
+    def _drop(self, key: Hashable) -> bool:
+        answer = self._answers.pop(key, None)
         if answer is None:
             return False
         for sequence in answer.sequences:
@@ -378,6 +382,7 @@ class _Counters:
     kv_rows_unshared: int = 0
     finished: int = 0
     cancelled: int = 0
+    failed: int = 0
     steps: int = 0
     peak_live: int = 0
     peak_live_unshared: int = 0

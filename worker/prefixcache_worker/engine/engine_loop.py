@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from itertools import count
 from types import TracebackType
 from typing import TypeVar
 
@@ -22,8 +23,10 @@ T = TypeVar("T")
 class RequestStream:
     """The events of one request. Leaving the `async with` block cancels what still runs."""
 
-    def __init__(self, request_id: str, cancel: Callable[[str], None]) -> None:
-        self._request_id = request_id
+    def __init__(self, key: int, request: Request, cancel: Callable[[RequestStream], None]) -> None:
+        self.key = key
+        self.client_name = (request.namespace.tenant, request.request_id)
+        """What the client may know it by: unique among the tenant's live requests."""
         self._cancel = cancel
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._ended = False
@@ -34,7 +37,7 @@ class RequestStream:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._cancel(self._request_id)
+        self._cancel(self)
 
     async def __aiter__(self) -> AsyncIterator[Delta | Completion]:
         """Deltas, then one completion. Raises what ended the request if it could not be finished."""
@@ -65,15 +68,20 @@ class RequestStream:
 class EngineLoop:
     """Steps the engine on a thread of its own while there is work, and sleeps when there is none.
 
-    `submit`, `call` and `stop` are called on one asyncio loop, the one that runs at `start`. Only the
-    thread touches the engine: everything else reaches it as a command between two steps.
+    `submit`, `call`, `stop` and `wait_broken` are called on one asyncio loop, the one that runs at
+    `start`. Only the thread touches the engine: everything else reaches it as a command between two
+    steps. Requests go by keys of its own, so that an id that is used again can never meet events, or a
+    cancellation, of the request that had it before.
     """
 
     def __init__(self, engine: Engine, *, max_live_requests: int = 320) -> None:
         self._engine = engine
         self._max_live_requests = max_live_requests
-        self._streams: dict[str, RequestStream] = {}  # touched on the asyncio loop only
+        self._next_key = count(1)
+        self._streams: dict[int, RequestStream] = {}  # of live requests; on the asyncio loop only
+        self._client_names: set[tuple[str, str]] = set()  # of the same
         self._all_ended = asyncio.Event()
+        self._broken = asyncio.Event()
         self._refusing = False
         self._commands: list[Callable[[], object]] = []
         self._wake = threading.Condition()
@@ -90,22 +98,24 @@ class EngineLoop:
         """Hand a request to the engine; its events come from the stream.
 
         Raises at once, and takes nothing: InvalidRequestError (could never run), DuplicateRequestError
-        (its id is alive), QueueFullError (too many live requests), EngineStoppedError (draining).
+        (the tenant has a live request of this id), QueueFullError (too many live requests),
+        EngineStoppedError (draining).
         """
         if self._refusing:
             raise EngineStoppedError("the worker is shutting down; send the request to another one")
         self._engine.check_admissible(request)
-        if request.request_id in self._streams:
+        stream = RequestStream(next(self._next_key), request, self._cancel)
+        if stream.client_name in self._client_names:
             raise DuplicateRequestError(
                 f"request_id: a live request is already called {request.request_id!r}; choose another name"
             )
         if len(self._streams) >= self._max_live_requests:
             raise QueueFullError(f"{len(self._streams)} requests are running or waiting; try again later")
-        stream = RequestStream(request.request_id, self._cancel)
-        self._streams[request.request_id] = stream
+        self._streams[stream.key] = stream
+        self._client_names.add(stream.client_name)
         self._all_ended.clear()
         arrived = time.monotonic()
-        self._command(lambda: self._engine.add(request, arrived=arrived))
+        self._command(lambda: self._engine.add(stream.key, request, arrived=arrived))
         return stream
 
     async def call(self, function: Callable[[Engine], T]) -> T:
@@ -129,6 +139,10 @@ class EngineLoop:
         self._command(command)
         return await future
 
+    async def wait_broken(self) -> None:
+        """Return when the engine can't go on, after an error that it could not give its requests up for."""
+        await self._broken.wait()
+
     async def stop(self, *, drain_seconds: float) -> None:
         """Refuse new requests, let live ones finish for so long, fail the rest, end the thread."""
         self._refusing = True
@@ -137,20 +151,28 @@ class EngineLoop:
                 await asyncio.wait_for(self._all_ended.wait(), drain_seconds)
         if self._streams:
             logger.warning("%d requests did not finish in time and are given up", len(self._streams))
-        error = EngineStoppedError("the worker shut down before the answer was complete; send it again")
-        for request_id, stream in list(self._streams.items()):
-            stream.put(Failure(error))
-            self._cancel(request_id)
+        self._fail_streams("the worker shut down before the answer was complete; send it again")
         with self._wake:
             self._stopping = True
             self._wake.notify()
         await asyncio.to_thread(self._thread.join)
 
-    def _cancel(self, request_id: str) -> None:
+    def _cancel(self, stream: RequestStream) -> None:
         """Forget a stream; a no-op when it has ended."""
-        if self._streams.pop(request_id, None) is not None:
-            self._note_end()
-            self._command(lambda: self._engine.cancel(request_id))
+        if stream.key in self._streams:
+            self._forget(stream)
+            self._command(lambda: self._engine.cancel(stream.key))
+
+    def _forget(self, stream: RequestStream) -> None:
+        del self._streams[stream.key]
+        self._client_names.remove(stream.client_name)
+        if not self._streams:
+            self._all_ended.set()
+
+    def _fail_streams(self, sentence: str) -> None:
+        for stream in list(self._streams.values()):
+            stream.put(Failure(EngineStoppedError(sentence)))
+            self._cancel(stream)
 
     def _command(self, command: Callable[[], object]) -> None:
         with self._wake:
@@ -158,36 +180,46 @@ class EngineLoop:
             self._wake.notify()
 
     def _deliver(self, outputs: list[Output]) -> None:
-        for request_id, event in outputs:
-            stream = self._streams.get(request_id)
+        for key, event in outputs:
+            assert isinstance(key, int)
+            stream = self._streams.get(key)
             if stream is None:
                 continue  # cancelled after this step began
             stream.put(event)
             if not isinstance(event, Delta):
-                del self._streams[request_id]
-        self._note_end()
-
-    def _note_end(self) -> None:
-        if not self._streams:
-            self._all_ended.set()
+                self._forget(stream)
 
     def _run(self) -> None:
-        while True:
-            with self._wake:
-                self._wake.wait_for(lambda: self._commands or self._stopping or self._engine.has_work)
-                commands, self._commands = self._commands, []
-                if self._stopping and not commands:
-                    return
-            for command in commands:
-                command()
-            try:
-                outputs = self._engine.step() if self._engine.has_work else []
-            except Exception as error:
-                logger.exception("the engine step broke; all live requests are given up")
-                outputs = self._engine.fail_all(error)
-            if outputs:
-                assert self._asyncio_loop is not None
-                self._asyncio_loop.call_soon_threadsafe(self._deliver, outputs)
+        assert self._asyncio_loop is not None
+        try:
+            while True:
+                with self._wake:
+                    self._wake.wait_for(lambda: self._commands or self._stopping or self._engine.has_work)
+                    commands, self._commands = self._commands, []
+                    if self._stopping and not commands:
+                        return
+                for command in commands:
+                    command()
+                outputs = self._step()
+                if outputs:
+                    self._asyncio_loop.call_soon_threadsafe(self._deliver, outputs)
+        except Exception:
+            logger.exception("the engine is broken and stops")
+            self._asyncio_loop.call_soon_threadsafe(self._break)
+
+    def _step(self) -> list[Output]:
+        if not self._engine.has_work:
+            return []
+        try:
+            return self._engine.step()
+        except Exception as error:
+            logger.exception("the engine step broke; all live requests are given up")
+            return self._engine.fail_all(error)
+
+    def _break(self) -> None:
+        self._refusing = self._stopping = True
+        self._fail_streams("the worker's engine broke; send the request to another worker")
+        self._broken.set()
 
 
 def _settle(future: asyncio.Future[T], result: T | None, error: Exception | None) -> None:

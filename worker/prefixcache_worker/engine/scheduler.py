@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from prefixcache import CacheHandle, OutOfBlocksError, PrefixCache
+from prefixcache import OutOfBlocksError, PrefixCache
 from prefixcache_worker.engine.batch import ScheduledSpan
 from prefixcache_worker.engine.sequence import Sequence
 
@@ -96,7 +96,8 @@ class Scheduler:
 
     def _give_back(self, sequence: Sequence) -> None:
         handle = sequence.running_handle
-        self._cache.publish(handle, sequence.num_computed_tokens, include_tail=True)
+        if not handle.copies:  # else the rows that they were to bring are not there
+            self._cache.publish(handle, sequence.num_computed_tokens, include_tail=True)
         self._cache.release(handle)
         sequence.handle = None
         sequence.num_computed_tokens = 0
@@ -121,28 +122,21 @@ class Scheduler:
             return False
         if self._is_being_computed(sequence):
             return True
+        request = sequence.request
         try:
-            sequence.handle = self._acquire(sequence)
+            sequence.handle = self._cache.acquire(
+                sequence.token_ids,
+                request.namespace,
+                num_public_tokens=request.num_public_tokens,
+                use_cache=request.use_cache,
+            )
         except OutOfBlocksError:
-            if self.running:
-                return False
-            # Alone it fits, by the check at submission; what may be in the way is a cached tail that
-            # it would copy and that therefore cannot be evicted.
-            self._cache.evict(self._cache.num_blocks)
-            sequence.handle = self._acquire(sequence)
+            assert self.running, "a sequence that was admissible does not fit an idle pool"
+            return False
         sequence.num_computed_tokens = sequence.handle.num_cached_tokens
         self.waiting.remove(sequence)
         self.running.append(sequence)
         return True
-
-    def _acquire(self, sequence: Sequence) -> CacheHandle:
-        request = sequence.request
-        return self._cache.acquire(
-            sequence.token_ids,
-            request.namespace,
-            num_public_tokens=request.num_public_tokens,
-            use_cache=request.use_cache,
-        )
 
     def _is_being_computed(self, sequence: Sequence) -> bool:
         """Whether a prefill in flight will soon publish more of this prompt than is cached now."""
@@ -165,7 +159,7 @@ def _num_shareable(sequence: Sequence, other: Sequence) -> int:
     if not (other.is_prefilling and b.use_cache and a.namespace.domain == b.namespace.domain):
         return 0
     num_common = sequence.num_common_prompt_tokens(other)
-    num_public = min(a.num_public_tokens, b.num_public_tokens)
-    if a.namespace.scope == b.namespace.scope and a.num_public_tokens == b.num_public_tokens:
+    # What the sequence declares public it looks for among public rows only.
+    if a.namespace.scope == b.namespace.scope and a.num_public_tokens <= b.num_public_tokens:
         return num_common
-    return min(num_common, num_public)
+    return min(num_common, b.num_public_tokens)

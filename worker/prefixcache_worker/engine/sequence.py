@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import numpy as np
 import torch
 
@@ -14,11 +16,16 @@ from prefixcache_worker.engine.sampler import choice_generator
 class Sequence:
     """Tokens of one choice, and how far their KV is written.
 
-    Invariants: `num_computed_tokens < len(token_ids)` while it lives, so there is always something to
-    compute; it holds a handle exactly while it runs, and the handle has room for every computed token.
+    Invariants between two steps, proved by `check`: `num_computed_tokens < len(token_ids)`, so that there
+    is always something to compute; a handle has room for every computed token, and without one, while
+    it waits, nothing counts as computed.
     """
 
-    def __init__(self, request: Request, index: int, assembler: Assembler, max_total_tokens: int) -> None:
+    def __init__(
+        self, key: Hashable, request: Request, index: int, assembler: Assembler, max_total_tokens: int
+    ) -> None:
+        self.key = key
+        """The engine's key of the request."""
         self.request = request
         self.index = index
         self.token_ids = list(request.prompt_token_ids)

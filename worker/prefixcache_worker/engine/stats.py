@@ -42,6 +42,7 @@ class RequestStats:
     running: int
     finished: int
     cancelled: int
+    failed: int
     preemptions: int
     steps: int
 

@@ -37,16 +37,20 @@ class ChatTemplate:
 
         `messages` have the keys "role" and "content". `add_generation_prompt` opens the assistant's turn.
         The template alone says whether the text begins with a BOS token.
-        Raises InvalidRequestError if the template refuses the messages.
+        Raises InvalidRequestError if the template refuses the messages or fails on them.
         """
+        turns = [dict(message) for message in messages]
         try:
             return self._template.render(
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                **self._special_tokens,
+                messages=turns, add_generation_prompt=add_generation_prompt, **self._special_tokens
             )
         except jinja2.TemplateError as error:
             raise InvalidRequestError("chat", f"the model's chat template refuses it: {error}.") from error
+        except Exception as error:  # a template is a program of its own and may raise anything
+            reason = f"{type(error).__name__}: {error}"
+            raise InvalidRequestError(
+                "chat", f"the model's chat template fails on it ({reason}); send text or token_ids"
+            ) from error
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

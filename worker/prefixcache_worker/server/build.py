@@ -6,6 +6,7 @@ import logging
 import math
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -24,6 +25,8 @@ from prefixcache_worker.server.served_model import ServedModel
 MIN_POOL_BLOCKS = 2
 """Room for a prompt and for the block its answer opens."""
 USUAL_BLOCK_SIZES = range(16, 65)
+CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Where a container finds how much memory it may use, by version of the kernel's control groups."""
 
 logger = logging.getLogger(__name__)
 
@@ -158,16 +161,22 @@ def _context_length(config: WorkerConfig, model_context_length: int) -> int:
 
 def _allocate_pool(shape: AttentionShape, config: WorkerConfig, pool_size: PoolSize) -> KvStore:
     flag = "--kv-memory" if config.kv_blocks is None else "--kv-blocks"
-    too_much = f"{flag}: a pool of {pool_size} does not fit this machine's memory; ask for less"
-    if config.device == "cpu" and pool_size.pool_bytes > _machine_bytes():
-        raise ConfigError(too_much)  # the kernel would promise it, and kill us when the pages are touched
+    does_not_fit = f"{flag}: a pool of {pool_size} does not fit"
+    if config.device == "cpu" and pool_size.pool_bytes > (num_bytes := _memory_bytes()):
+        # The kernel would promise it, and kill us when the pages are touched.
+        raise ConfigError(
+            f"{does_not_fit} the {format_memory(num_bytes)} of memory that there are; ask for less"
+        )
     try:
         return KvStore(
             shape, num_blocks=pool_size.num_blocks, block_size=config.block_size, device=config.device
         )
     except RuntimeError as error:  # what torch raises when an allocation fails
-        raise ConfigError(too_much) from error
+        raise ConfigError(f"{does_not_fit} the memory of {config.device}; ask for less") from error
 
 
-def _machine_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def _memory_bytes() -> int:
+    """What the machine has, or the part of it that this container may use."""
+    machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limits = [path.read_text().strip() for path in CONTAINER_LIMITS if path.is_file()]
+    return min([machine_bytes, *(int(limit) for limit in limits if limit != "max")])

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from prefixcache.v1 import cache_pb2, cache_pb2_grpc, inference_pb2, inference_pb2_grpc
 from prefixcache_worker.config import split_address
-from prefixcache_worker.errors import ConfigError
+from prefixcache_worker.errors import ConfigError, EngineStoppedError
 from prefixcache_worker.server.build import Worker
 from prefixcache_worker.server.cache_servicer import CacheServicer
 from prefixcache_worker.server.inference_servicer import InferenceServicer
@@ -81,7 +81,7 @@ class Service:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def stop(self, *, drain_seconds: float) -> None:
-        """Stop in good order; takes no longer than `drain_seconds` and FLUSH_SECONDS.
+        """Stop in good order; takes `drain_seconds`, one engine step and FLUSH_SECONDS at most.
 
         Health turns NOT_SERVING, new requests get UNAVAILABLE, and running ones may finish; what still
         runs after `drain_seconds` gets UNAVAILABLE too.
@@ -101,7 +101,8 @@ async def serve_until_signal(
 ) -> None:
     """Bind, build, serve until SIGTERM or SIGINT, then drain.
 
-    `announce` hears the real address once the worker is ready. Raises ConfigError.
+    `announce` hears the real address once the worker is ready. Raises ConfigError, and EngineStoppedError
+    when the engine broke: whoever watches the process should start a new one.
     """
     service = Service()
     bound_address = service.bind(address)
@@ -111,6 +112,10 @@ async def serve_until_signal(
         asyncio.get_running_loop().add_signal_handler(number, stop_asked.set)
     await service.start(worker)
     announce(bound_address, worker)
-    await stop_asked.wait()
+    broken = asyncio.ensure_future(worker.engine_loop.wait_broken())
+    asked = asyncio.ensure_future(stop_asked.wait())
+    await asyncio.wait([asked, broken], return_when=asyncio.FIRST_COMPLETED)
     logger.info("stopping: running requests have %g seconds to finish", drain_seconds)
     await service.stop(drain_seconds=drain_seconds)
+    if broken.done():
+        raise EngineStoppedError("the engine broke, see the log; start the worker again")
