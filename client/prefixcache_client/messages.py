@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypedDict
 
 from prefixcache.v1 import inference_pb2 as pb
@@ -74,7 +75,8 @@ def generate_request(
     _set_fields(request, request_id=request_id, n=n)
     _set_fields(request.sampling, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
     _set_fields(request.stop_conditions, max_tokens=max_tokens, ignore_eos=ignore_eos)
-    request.stop_conditions.stop.extend([stop] if isinstance(stop, str) else stop)
+    with _naming("stop"):
+        request.stop_conditions.stop.extend([stop] if isinstance(stop, str) else stop)
     mode = None if use_cache else pb.CacheOptions.MODE_OFF
     _set_fields(
         request.cache, mode=mode, public_tokens=public_tokens, public_messages=public_messages, salt=salt
@@ -90,9 +92,12 @@ def chat_messages(messages: str | Sequence[Message], *, system: str | None = Non
 
 def tokenize_request(prompt: str | Sequence[Message]) -> pb.TokenizeRequest:
     """The message that asks for the token ids of a text or conversation."""
+    request = pb.TokenizeRequest()
     if isinstance(prompt, str):
-        return pb.TokenizeRequest(text=prompt)
-    return pb.TokenizeRequest(chat=_chat_proto(prompt))
+        _set_fields(request, text=prompt)
+    else:
+        request.chat.CopyFrom(_chat_proto(prompt))
+    return request
 
 
 def detokenize_request(token_ids: Sequence[int], *, skip_special_tokens: bool) -> pb.DetokenizeRequest:
@@ -104,7 +109,7 @@ def detokenize_request(token_ids: Sequence[int], *, skip_special_tokens: bool) -
 
 def _set_prompt(request: pb.GenerateRequest, prompt: Prompt) -> None:
     if isinstance(prompt, str):
-        request.text = prompt
+        _set_fields(request, text=prompt)
     elif len(prompt) and isinstance(prompt[0], Mapping):
         request.chat.CopyFrom(_chat_proto(prompt))  # type: ignore[arg-type]  # the first element decides
     else:
@@ -132,9 +137,17 @@ def _chat_proto(messages: Sequence[Message]) -> pb.ChatMessages:
 def _set_fields(message: Any, **values: Any) -> None:
     """Set the fields whose value is not None, so that an absent field stays absent."""
     for name, value in values.items():
-        if value is None:
-            continue
-        try:
-            setattr(message, name, value)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{name}: {error}") from None
+        if value is not None:
+            with _naming(name):
+                setattr(message, name, value)
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Put the argument's name into the error of a value that a message cannot hold."""
+    try:
+        yield
+    except UnicodeEncodeError:
+        raise ValueError(f"{name}: text with half a surrogate pair has no UTF-8 form") from None
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from None

@@ -40,13 +40,18 @@ def blocks_of_one_prefix(client: Client, rng: random.Random) -> Row:
         usages = [job.result().usage for job in jobs]
     blocks = client.stats().blocks
     num_own = -(-(num_suffix + num_output) // BLOCK_SIZE)
-    bar = len(prefix) // BLOCK_SIZE + num_requests * num_own
+    num_shared = len(prefix) // BLOCK_SIZE
+    bar = num_shared + num_requests * num_own
+    # One after the other would keep under the bar too: at the peak each had all but its last block.
+    ran_together = blocks.peak_live_unshared >= num_requests * (num_shared + num_own - 1)
     return Row(
         name="blocks in use, 16 requests over one 1,024-token prefix",
         value=blocks.peak_live,
         unit="blocks",
-        bar=f"<= 64 + 16 x {num_own} = {bar}",
-        holds=blocks.peak_live <= bar and all(usage.cached_tokens == len(prefix) for usage in usages),
+        bar=f"<= {num_shared} + {num_requests} x {num_own} = {bar}, all at once",
+        holds=blocks.peak_live <= bar
+        and ran_together
+        and all(usage.cached_tokens == len(prefix) for usage in usages),
         note=f"{blocks.peak_live_unshared} without sharing; read from the server",
     )
 

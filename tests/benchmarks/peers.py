@@ -1,6 +1,6 @@
 """This project beside vLLM on the same rounds, in turn, in one run.
 
-Usage: peers.py --vllm "PYTHON PEER_VLLM_PY MODEL_DIR" [--bench-dir DIR] [--rounds 5] [--json FILE]
+Usage: peers.py --vllm "PYTHON peer_vllm.py MODEL_DIR" [--bench-dir DIR] [--rounds 5] [--json FILE]
 
 Runs `side_by_side.py` of the bench folder, which starts both peers and prints the median of each and the
 ratio pair by pair; see that folder's README for how to set vLLM up.

@@ -1,8 +1,9 @@
-"""How every benchmark tells its figures: one table, and the same rows as JSON."""
+"""How every benchmark tells its figures: one table, the same rows as JSON, and the exit status."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +25,10 @@ class Row:
 
 
 def print_rows(rows: Sequence[Row], json_path: str | None = None) -> None:
-    """Print the rows as a table; with `json_path`, also write them there as a list of objects."""
+    """Print the rows as a table; with `json_path`, also write them there as a list of objects.
+
+    A benchmark ends with this: raises SystemExit(1), with everything written, when a row misses its bar.
+    """
     verdicts = {True: "holds", False: "FAILS", None: ""}
     cells = [
         (
@@ -43,3 +47,5 @@ def print_rows(rows: Sequence[Row], json_path: str | None = None) -> None:
     if json_path is not None:
         text = json.dumps([asdict(row) for row in rows], indent=2) + "\n"
         Path(json_path).write_text(text, encoding="utf-8")
+    if any(row.holds is False for row in rows):
+        sys.exit(1)

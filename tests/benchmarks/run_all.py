@@ -1,6 +1,8 @@
 """Run every benchmark and write docs/performance.md from what they print.
 
-Usage: run_all.py [--only NAME ...] [--vllm "PYTHON PEER_VLLM_PY MODEL_DIR"]
+The page shows the newest rows of each, also those that miss their bar; the exit status is 1 when one did.
+
+Usage: run_all.py [--only NAME ...] [--vllm "PYTHON peer_vllm.py MODEL_DIR"]
 """
 
 from __future__ import annotations
@@ -13,18 +15,30 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "build" / "bench"
 PAGE = HERE.parents[1] / "docs" / "performance.md"
-TITLES = {
-    "main_job": "The main job",
-    "peers": "Beside vLLM on the same machine",
-    "hit_equality": "A hit changes nothing",
-    "model_equality": "The model is the model",
-    "cache_ops": "Cache operations",
+
+
+class Benchmark(NamedTuple):
+    """One section of the page, made by the program of the benchmark's name."""
+
+    title: str
+    arguments: str = ""
+    """What the program is called with; in capitals what is another path on every machine."""
+
+
+BENCHMARKS = {
+    "main_job": Benchmark("The main job"),
+    "peers": Benchmark("Beside vLLM on the same machine", ' --vllm "PYTHON peer_vllm.py MODEL_DIR"'),
+    "shared_reads": Benchmark("What reading a shared run once is worth"),
+    "hit_equality": Benchmark("A hit changes nothing"),
+    "model_equality": Benchmark("The model is the model"),
+    "cache_ops": Benchmark("Cache operations"),
 }
 
 
@@ -55,20 +69,36 @@ def table(rows: list[dict[str, object]]) -> str:
 def render() -> None:
     """Write the page from the newest results of each benchmark."""
     parts = ["# Measured\n", "Made by `make bench`; nothing on this page is typed by hand.\n"]
-    for name, title in TITLES.items():
+    for name, benchmark in BENCHMARKS.items():
         path = RESULTS / f"{name}.json"
         if path.exists():
             result = json.loads(path.read_text())
-            parts.append(f"## {title}\n\n`{result['command']}`, {result['date']}, {result['machine']}\n")
+            made_by = f"`tests/benchmarks/{name}.py{benchmark.arguments}`"
+            parts.append(f"## {benchmark.title}\n\n{made_by}, {result['date']}, {result['machine']}\n")
             parts.append(table(result["rows"]) + "\n")
     PAGE.write_text("\n".join(parts))
+
+
+def run(name: str, arguments: list[str]) -> bool:
+    """Run one benchmark and keep the rows it made; whether it ended well and every bar was reached."""
+    rows = RESULTS / f"{name}.rows.json"
+    rows.unlink(missing_ok=True)
+    status = subprocess.run([sys.executable, HERE / f"{name}.py", "--json", rows, *arguments]).returncode
+    if rows.exists():
+        result = {
+            "date": datetime.date.today().isoformat(),
+            "machine": describe_machine(),
+            "rows": json.loads(rows.read_text()),
+        }
+        (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1))
+    return status == 0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="*", choices=TITLES, default=list(TITLES))
+    parser.add_argument("--only", nargs="*", choices=BENCHMARKS, default=list(BENCHMARKS))
     parser.add_argument(
         "--vllm", help="the command that starts vLLM as a peer; without it peers.py is left out"
     )
@@ -80,18 +110,9 @@ def main() -> None:
             print("peers: left out, --vllm is not given")
             continue
         extra = ["--vllm", args.vllm] if name == "peers" else []
-        raw = RESULTS / f"{name}.rows.json"
         print(f"== {name}", flush=True)
-        if subprocess.run([sys.executable, HERE / f"{name}.py", "--json", raw, *extra]).returncode != 0:
+        if not run(name, extra):
             failed.append(name)
-            continue
-        result = {
-            "command": f"tests/benchmarks/{name}.py",
-            "date": datetime.date.today().isoformat(),
-            "machine": describe_machine(),
-            "rows": json.loads(raw.read_text()),
-        }
-        (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1))
     render()
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -21,6 +22,9 @@ from prefixcache_client.command_line import main as command_line
 from prefixcache_client.command_line import serve
 
 COMMAND = [sys.executable, "-m", "prefixcache_client.command_line.main"]
+
+NOT_UTF8 = "caf\udce9"
+"""How Python hands over an argument with a byte that is no UTF-8."""
 
 Run = Callable[..., int]
 
@@ -95,6 +99,11 @@ class TestGenerate:
         run("generate", stdin="two\nlines\n")
 
         assert worker.requests[0].text == "two\nlines\n"
+
+    def test_the_seed_may_be_any_uint64(self, run: Run, worker: FakeWorker) -> None:
+        run("generate", "hi", "--seed", str(2**64 - 1))
+
+        assert worker.requests[0].sampling.seed == 2**64 - 1
 
     def test_several_answers_are_printed_one_after_the_other(
         self, run: Run, capsys: pytest.CaptureFixture[str]
@@ -276,9 +285,20 @@ class TestExitCodes:
             ["generate", "hi", "--n", "many"],
             ["generate", "hi", "--tenant", "a\nb"],
             ["generate", "hi", "--deadline", "nan"],
+            ["generate", "hi", "--deadline", "inf"],
+            ["generate", "hi", "--top-k", "2147483648"],
+            ["generate", "hi", "--seed", "18446744073709551616"],
+            ["generate", NOT_UTF8],
+            ["generate", "hi", "--system", NOT_UTF8],
+            ["generate", "hi", "--stop", NOT_UTF8],
+            ["generate", "hi", "--salt", NOT_UTF8],
+            ["generate", "hi", "--tenant", NOT_UTF8],
+            ["chat", "--system", NOT_UTF8],
+            ["stats", "--address", NOT_UTF8],
             ["generate", "hi", "--public-system"],
             ["generate", "hi", "--public-tokens", "1", "--public-system", "--system", "s"],
             ["stats", "--json", "/no/such/folder/stats.json"],
+            ["stats", "--json", os.curdir],
             ["bench"],
             ["demo", "--address", "127.0.0.1:1", "--", "--device", "cuda"],
         ],
@@ -293,9 +313,32 @@ class TestExitCodes:
     def test_a_file_that_cannot_be_written_is_1(
         self, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert run("stats", "--json", str(tmp_path)) == 1
+        path = tmp_path / ("x" * 300)
 
-        assert str(tmp_path) in capsys.readouterr().err
+        assert run("stats", "--json", str(path)) == 1
+
+        assert (
+            capsys.readouterr().err
+            == f"prefixcache: [Errno {errno.ENAMETOOLONG}] File name too long: '{path}'\n"
+        )
+
+    @pytest.mark.parametrize("command", ["generate", "chat"])
+    @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # as the locale decides
+    def test_input_that_is_no_text_is_1_and_one_sentence(
+        self,
+        worker: FakeWorker,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        command: str,
+        errors: str,
+    ) -> None:
+        stdin = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8", errors=errors)
+        monkeypatch.setattr("sys.stdin", stdin)
+
+        assert command_line.main([command, "--address", worker.address]) == 1
+
+        assert capsys.readouterr().err == "prefixcache: standard input is not UTF-8 text\n"
+        assert worker.requests == []
 
     def test_a_deadline_is_kept(
         self, run: Run, worker: FakeWorker, capsys: pytest.CaptureFixture[str]

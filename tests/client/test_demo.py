@@ -109,6 +109,9 @@ class TestRun:
         assert rows["KV in use at the peak"]["value"] == 150 * 1024 * 1024
         assert rows["KV in use at the peak"]["note"] == "7.5 %"
         assert rows["output"]["unit"] == "tokens/s"
+        assert (
+            rows["output"]["value"] == 15 * 40 / 1.0
+        )  # tokens of the later requests, until the last one's end
         assert demo_worker.peaks_were_reset
 
     def test_answers_table_and_tree_are_printed_whole(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -146,6 +147,25 @@ def test_a_text_is_one_user_turn_and_system_goes_in_front() -> None:
         {"role": "user", "content": "Hi"},
     ]
     assert chat_messages([{"role": "user", "content": "Hi"}]) == [{"role": "user", "content": "Hi"}]
+
+
+HALF_PAIR = "a\udcff"
+"""What Python makes of a byte that is no UTF-8."""
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: generate_request(HALF_PAIR), "text"),
+        (lambda: generate_request([{"role": "user", "content": HALF_PAIR}]), "content"),
+        (lambda: generate_request("hi", salt=HALF_PAIR), "salt"),
+        (lambda: generate_request("hi", stop=["b", HALF_PAIR]), "stop"),
+        (lambda: tokenize_request(HALF_PAIR), "text"),
+    ],
+)
+def test_text_without_utf8_form_is_refused_by_name(make: Callable[[], object], name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name}: text with half a surrogate pair has no UTF-8 form$"):
+        make()
 
 
 def test_tokenize_takes_text_or_chat() -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prefixcache_client.channel import DEFAULT_ADDRESS, tenant_metadata
+from prefixcache_client.client import Client
+from prefixcache_client.command_line.text_input import checked_text
 from prefixcache_client.messages import GenerateOptions
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _ADDRESS_VARIABLE = "PREFIXCACHE_ADDRESS"
+_MOST_SECONDS = 1e9  # to gRPC, a deadline centuries away has passed already
 
 
 def add_connection(parser: argparse.ArgumentParser) -> None:
@@ -23,10 +25,16 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
     add_deadline(parser)
 
 
+def connect(arguments: argparse.Namespace) -> Client:
+    """A client of the worker and in the name that `add_connection` read."""
+    return Client(arguments.address, tenant=arguments.tenant, deadline=arguments.deadline)
+
+
 def add_address(parser: argparse.ArgumentParser) -> None:
     """`--address`."""
     parser.add_argument(
         "--address",
+        type=text,
         default=os.environ.get(_ADDRESS_VARIABLE, DEFAULT_ADDRESS),
         metavar="HOST:PORT",
         help=f"where the worker listens (default: {_ADDRESS_VARIABLE}, else {DEFAULT_ADDRESS})",
@@ -35,9 +43,7 @@ def add_address(parser: argparse.ArgumentParser) -> None:
 
 def add_deadline(parser: argparse.ArgumentParser) -> None:
     """`--deadline`."""
-    parser.add_argument(
-        "--deadline", type=positive_float, metavar="SECONDS", help="give up a call after this time"
-    )
+    parser.add_argument("--deadline", type=deadline, metavar="SECONDS", help="give up a call after this time")
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -46,9 +52,11 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-tokens", type=positive_int, default=256, help="default: %(default)s")
     group.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: %(default)s)")
     group.add_argument("--top-p", type=float)
-    group.add_argument("--top-k", type=int)
-    group.add_argument("--seed", type=non_negative_int, help="makes the answer repeatable")
-    group.add_argument("--stop", action="append", default=[], help="end before this text; may be repeated")
+    group.add_argument("--top-k", type=top_k, help="0 keeps all")
+    group.add_argument("--seed", type=seed, help="makes the answer repeatable")
+    group.add_argument(
+        "--stop", type=text, action="append", default=[], help="end before this text; may be repeated"
+    )
 
 
 def sampling_options(arguments: argparse.Namespace) -> GenerateOptions:
@@ -77,6 +85,14 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def text(value: str) -> str:
+    """A text that a message can hold."""
+    try:
+        return checked_text(value)
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"must be UTF-8 text, got {value!r}") from None
+
+
 def tenant(value: str) -> str:
     """A tenant's name."""
     try:
@@ -88,33 +104,48 @@ def tenant(value: str) -> str:
 
 def json_path(value: str) -> str:
     """A file that can be made, checked before any work is done for it."""
-    if value != "-" and not Path(value).absolute().parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{Path(value).parent} is no directory")
+    folder = os.path.dirname(value) or os.curdir
+    if value != "-" and not os.path.isdir(folder):
+        raise argparse.ArgumentTypeError(f"{folder} is no directory")
+    if os.path.isdir(value):
+        raise argparse.ArgumentTypeError(f"{value} is a directory: name a file in it")
     return value
 
 
 def positive_int(value: str) -> int:
-    """An integer of at least 1."""
+    """An integer of at least 1 that a uint32 holds."""
     return _integer(value, minimum=1)
 
 
 def non_negative_int(value: str) -> int:
-    """An integer of at least 0."""
+    """An integer of at least 0 that a uint32 holds."""
     return _integer(value, minimum=0)
 
 
-def positive_float(value: str) -> float:
-    """A number above 0."""
+def top_k(value: str) -> int:
+    """An integer of at least 0 that an int32 holds."""
+    return _integer(value, minimum=0, maximum=2**31 - 1)
+
+
+def seed(value: str) -> int:
+    """An integer of at least 0 that a uint64 holds."""
+    return _integer(value, minimum=0, maximum=2**64 - 1)
+
+
+def deadline(value: str) -> float:
+    """Seconds, more than 0."""
     try:
         number = float(value)
     except ValueError:
         number = 0.0
-    if not number > 0:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, got {value!r}")
+    if not 0 < number < _MOST_SECONDS:
+        raise argparse.ArgumentTypeError(
+            f"must be a number of seconds above 0 and below {_MOST_SECONDS:g}, got {value!r}"
+        )
     return number
 
 
-def _integer(value: str, *, minimum: int) -> int:
-    if not value.isascii() or not value.isdigit() or not minimum <= int(value) < 2**32:
-        raise argparse.ArgumentTypeError(f"must be an integer from {minimum} to {2**32 - 1}, got {value!r}")
+def _integer(value: str, *, minimum: int, maximum: int = 2**32 - 1) -> int:
+    if not (value.isascii() and value.isdigit()) or not minimum <= int(value) <= maximum:
+        raise argparse.ArgumentTypeError(f"must be an integer from {minimum} to {maximum}, got {value!r}")
     return int(value)

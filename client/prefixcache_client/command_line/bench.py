@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.progress import Progress
 
 from prefixcache_client.command_line import arguments as common
 from prefixcache_client.command_line.figures import figures_table
-from prefixcache_client.command_line.output import console, write_json
+from prefixcache_client.command_line.output import console, write_result
 from prefixcache_client.command_line.shared_prefix import SharedPrefixLoad
 
 if TYPE_CHECKING:
@@ -60,8 +61,5 @@ def run(arguments: argparse.Namespace) -> int:
         figures = asyncio.run(
             load.run(arguments.address, deadline=arguments.deadline, progress=lambda: progress.advance(bar))
         )
-    if arguments.json is not None:
-        write_json(figures, arguments.json)
-    if arguments.json != "-":
-        screen.print(figures_table(figures, title="shared prefix"))
+    write_result(figures, arguments.json, partial(figures_table, title="shared prefix"))
     return 1 if any(figure.name.startswith("failed") for figure in figures) else 0

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from prefixcache_client.client import Client
 from prefixcache_client.command_line import arguments as common
 from prefixcache_client.command_line.output import console, usage_line, write_json, write_stream
+from prefixcache_client.command_line.text_input import read_text
 from prefixcache_client.messages import Message
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "chat", help="talk to the model; every line of standard input is one turn, an empty one is left out"
     )
-    parser.add_argument("--system", metavar="TEXT", help="the system text")
+    parser.add_argument("--system", type=common.text, metavar="TEXT", help="the system text")
     common.add_sampling(parser)
     common.add_connection(parser)
     common.add_json(parser)
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     generations = []
     options = common.sampling_options(arguments)
     notes = console(stderr=True)
-    with Client(arguments.address, tenant=arguments.tenant, deadline=arguments.deadline) as client:
+    with common.connect(arguments) as client:
         for question in _questions():
             turns.append({"role": "user", "content": question})
             if arguments.json == "-":
@@ -56,7 +56,7 @@ def _questions() -> Iterator[str]:
     prompt = "> " if sys.stdin.isatty() else ""
     while True:
         try:
-            line = input(prompt)
+            line = read_text(lambda: input(prompt))
         except EOFError:
             return
         if line.strip():

@@ -7,9 +7,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from prefixcache_client.answers import Generation
-from prefixcache_client.client import Client
 from prefixcache_client.command_line import arguments as common
 from prefixcache_client.command_line.output import console, printable, usage_line, write_json, write_stream
+from prefixcache_client.command_line.text_input import read_text
 from prefixcache_client.messages import GenerateOptions, Prompt, chat_messages
 
 if TYPE_CHECKING:
@@ -19,9 +19,18 @@ if TYPE_CHECKING:
 def add_parser(subparsers: Subparsers) -> None:
     """`generate [PROMPT]`."""
     parser = subparsers.add_parser("generate", help="answer one prompt")
-    parser.add_argument("prompt", nargs="?", default="-", help="the text; '-' (default) reads standard input")
     parser.add_argument(
-        "--system", metavar="TEXT", help="answer the prompt as a chat turn under this system text"
+        "prompt",
+        type=common.text,
+        nargs="?",
+        default="-",
+        help="the text; '-' (default) reads standard input",
+    )
+    parser.add_argument(
+        "--system",
+        type=common.text,
+        metavar="TEXT",
+        help="answer the prompt as a chat turn under this system text",
     )
     parser.add_argument("--n", type=common.positive_int, default=1, help="how many answers (default: 1)")
     parser.add_argument("--ignore-eos", action="store_true", help="go on past the end-of-text token")
@@ -36,7 +45,7 @@ def add_parser(subparsers: Subparsers) -> None:
     public.add_argument(
         "--public-system", action="store_true", help="the system text may be shared with every tenant"
     )
-    parser.add_argument("--salt", help="share only with requests of the same salt")
+    parser.add_argument("--salt", type=common.text, help="share only with requests of the same salt")
     common.add_sampling(parser)
     common.add_connection(parser)
     common.add_json(parser)
@@ -47,10 +56,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Stream the answer to standard output and what it cost to standard error."""
     if arguments.public_system and arguments.system is None:
         arguments.error("--public-system needs --system")
-    text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    text = read_text(sys.stdin.read) if arguments.prompt == "-" else arguments.prompt
     prompt: Prompt = text if arguments.system is None else chat_messages(text, system=arguments.system)
     options = _options(arguments)
-    with Client(arguments.address, tenant=arguments.tenant, deadline=arguments.deadline) as client:
+    with common.connect(arguments) as client:
         if arguments.n == 1 and arguments.json != "-":
             generation = write_stream(client.stream(prompt, **options))
         else:

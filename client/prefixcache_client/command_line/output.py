@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from prefixcache_client.answers import Delta, Event, Generation, generation_from_events
+
+T = TypeVar("T")
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -27,6 +29,14 @@ def write_json(value: Any, path: str) -> None:
         sys.stdout.write(text)
     else:
         Path(path).write_text(text, encoding="utf-8")
+
+
+def write_result(result: T, json_path: str | None, draw: Callable[[T], RenderableType]) -> None:
+    """Print a result as `draw` shows it, and write it as JSON to `json_path`; for "-" only the JSON."""
+    if json_path is not None:
+        write_json(result, json_path)
+    if json_path != "-":
+        console().print(draw(result))
 
 
 def write_stream(events: Iterable[Event]) -> Generation:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from prefixcache_client.answers import BlockStats, Stats
-from prefixcache_client.client import Client
 from prefixcache_client.command_line import arguments as common
-from prefixcache_client.command_line.output import console, share, size, write_json
+from prefixcache_client.command_line.output import share, size, write_result
 
 if TYPE_CHECKING:
     from prefixcache_client.command_line.arguments import Subparsers
@@ -28,12 +27,9 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the counts as a table."""
-    with Client(arguments.address, tenant=arguments.tenant, deadline=arguments.deadline) as client:
+    with common.connect(arguments) as client:
         stats = client.stats(reset_peaks=arguments.reset_peaks)
-    if arguments.json is not None:
-        write_json(stats, arguments.json)
-    if arguments.json != "-":
-        console().print(stats_table(stats))
+    write_result(stats, arguments.json, stats_table)
     return 0
 
 

@@ -10,9 +10,8 @@ from rich.text import Text
 from rich.tree import Tree
 
 from prefixcache_client.answers import TreeNode
-from prefixcache_client.client import Client
 from prefixcache_client.command_line import arguments as common
-from prefixcache_client.command_line.output import console, count, printable, write_json
+from prefixcache_client.command_line.output import count, printable, write_result
 
 if TYPE_CHECKING:
     from prefixcache_client.command_line.arguments import Subparsers
@@ -31,12 +30,9 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Draw the tree."""
-    with Client(arguments.address, tenant=arguments.tenant, deadline=arguments.deadline) as client:
+    with common.connect(arguments) as client:
         nodes = client.tree(max_depth=arguments.max_depth)
-    if arguments.json is not None:
-        write_json(nodes, arguments.json)
-    if arguments.json != "-":
-        console().print(draw_tree(nodes))
+    write_result(nodes, arguments.json, draw_tree)
     return 0
 
 
