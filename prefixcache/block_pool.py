@@ -80,8 +80,8 @@ class BlockPool:
         counts, is_cached, num_woken = self._ref_counts, self._is_cached, 0
         for block_id in block_ids:
             count = counts[block_id]
-            if count <= 1:
-                assert count == 1, f"retain of free block {block_id}"
+            assert count, f"retain of free block {block_id}"
+            if count == 1:
                 num_woken += is_cached[block_id]
             counts[block_id] = count + 1
         self._num_idle -= num_woken
@@ -97,13 +97,13 @@ class BlockPool:
         for block_id in block_ids:
             count = counts[block_id] - 1
             counts[block_id] = count
-            if count <= 1:
-                if count < is_cached[block_id] or count < 0:
+            if count == 1:
+                num_idled += is_cached[block_id]
+            elif count < 1:
+                if count < 0 or is_cached[block_id]:
                     overdrawn.append(block_id)
-                elif count == 0:
-                    freed.append(block_id)
                 else:
-                    num_idled += is_cached[block_id]
+                    freed.append(block_id)
         if overdrawn:
             for block_id in block_ids:
                 counts[block_id] += 1

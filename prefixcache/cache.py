@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 from xxhash import xxh3_64_intdigest
 
 from prefixcache.block_pool import BlockId, BlockPool, OnFree
+from prefixcache.cached_blocks import CachedBlocks
 from prefixcache.errors import (
     ForeignHandleError,
     HandleReleasedError,
@@ -15,18 +15,12 @@ from prefixcache.errors import (
     OutOfBlocksError,
     PendingCopiesError,
 )
-from prefixcache.eviction import EvictionOrder
 from prefixcache.handle import BlockCopy, CacheHandle
 from prefixcache.inspection import CacheStats, NodeDump, dump_node
 from prefixcache.namespace import PUBLIC_SCOPE, Namespace
 from prefixcache.radix_node import RadixNode
 from prefixcache.radix_tree import Match, Path, RadixTree
-from prefixcache.token_chunks import (
-    TOKEN_BYTES,
-    ChunkHash,
-    TokenIds,
-    pack_tokens,
-)
+from prefixcache.token_chunks import TOKEN_BYTES, ChunkHash, TokenIds, pack_tokens
 
 
 class PrefixCache:
@@ -43,9 +37,10 @@ class PrefixCache:
     - free, idle and live blocks are disjoint and sum to the pool;
     - count(block) = tables of live handles that hold it + pending copies that read it
       + 1 if the tree holds it;
-    - the cached blocks of a table are its first ones, and lie on one path from the root. So
-      nothing idle is ever above something live, and every idle block can be evicted;
-    - those of the pool, the tree, the eviction order and every live handle.
+    - the cached blocks of a table are its first ones, and the first ones of one path, from the
+      root, that has the handle's tokens and that the handle's namespace may read. So nothing
+      idle is ever above something live;
+    - those of `CachedBlocks`, and of every live handle.
     """
 
     def __init__(
@@ -68,10 +63,8 @@ class PrefixCache:
         self._chunk_bytes = block_size * TOKEN_BYTES
         self._pool = BlockPool(num_blocks, on_free=on_free)
         self._tree = RadixTree(block_size, chunk_hash)
-        self._eviction_order = EvictionOrder()
+        self._blocks = CachedBlocks(self._pool, self._tree)
         self._live_handles: set[CacheHandle] = set()
-        self._clock = 0
-        self._num_evicted = 0
         self._num_copied = 0
 
     @property
@@ -85,17 +78,17 @@ class PrefixCache:
     @property
     def num_available_blocks(self) -> int:
         """Blocks that can be had: the free ones, and the idle ones by eviction."""
-        return self._pool.num_free + self._pool.num_idle
+        return self._blocks.num_available
 
     def match(self, token_ids: TokenIds, namespace: Namespace, *, num_public_tokens: int = 0) -> Match:
         """The longest cached prefix that `acquire` would find now; always less than the whole prompt.
 
-        Changes nothing, not even ages. O(edges + log nodes) for packed tokens.
+        Changes nothing, not even ages. Raises InvalidArgumentError.
+        O(edges + blocks + log nodes) for packed tokens.
         """
         tokens = pack_tokens(token_ids)
         path = self._walk_prompt(tokens, namespace, num_public_tokens)
-        num_tokens = path.num_chunks * self._block_size + path.num_partial_tokens
-        return Match(path.block_ids, num_tokens, path.partial)
+        return Match(path.block_ids, path.num_tokens, path.partial)
 
     def acquire(
         self,
@@ -124,8 +117,8 @@ class PrefixCache:
         shared_ids = path.block_ids
         num_new = self._num_blocks_for(num_tokens) - len(shared_ids)
         source = self._retain_match(shared_ids, path.partial, num_new)
-        self._touch(self._cut(path))
-        new_ids = self._allocate(num_new)
+        self._blocks.touch(path)
+        new_ids = self._blocks.allocate(num_new)
         num_cached_tokens = len(shared_ids) * self._block_size
         copies = []
         if source is not None:
@@ -163,8 +156,8 @@ class PrefixCache:
         )
         num_tokens = handle.num_tokens + len(tokens) // TOKEN_BYTES
         num_new = self._num_blocks_for(num_tokens) - len(handle.block_table) + needs_copy
-        self._require_available(num_new)
-        new_ids = self._allocate(num_new)
+        self._blocks.require_available(num_new)
+        new_ids = self._blocks.allocate(num_new)
         copies = []
         if needs_copy:
             # The table's reference becomes the one that keeps the source until the copy is made.
@@ -175,10 +168,10 @@ class PrefixCache:
         return copies
 
     def complete_copies(self, handle: CacheHandle) -> None:
-        """The caller has executed `handle.copies`; their sources need not be kept any longer."""
+        """The caller has executed `handle.copies`: their sources are kept no longer. O(log leaves)."""
         self._require_live(handle)
         self._num_copied += len(handle.copies)
-        self._release_blocks([copy.source for copy in handle.copies])
+        self._blocks.release([copy.source for copy in handle.copies])
         handle.copies.clear()
 
     def fork(self, handle: CacheHandle) -> CacheHandle:
@@ -192,7 +185,7 @@ class PrefixCache:
             raise PendingCopiesError(
                 f"{len(handle.copies)} copies are pending; execute and complete them before fork"
             )
-        self._pool.retain(handle.block_table)
+        self._blocks.retain(handle.block_table)
         forked = CacheHandle(
             namespace=handle.namespace,
             tokens=handle.tokens,
@@ -239,12 +232,7 @@ class PrefixCache:
         if self._pool.is_cached(handle.block_table[num_written_blocks - 1]):
             return  # then all blocks before it are cached too
         tokens = bytes(handle.tokens[: num_written_tokens * TOKEN_BYTES])
-        path = self._tree.walk(
-            tokens,
-            handle.namespace,
-            num_written_tokens,
-            handle.num_public_chunks,
-        )
+        path = self._tree.walk(tokens, handle.namespace, num_written_tokens, handle.num_public_chunks)
         if self._adopt(handle, path.block_ids):
             self._insert_behind(path, handle, tokens, num_chunks)
 
@@ -256,8 +244,8 @@ class PrefixCache:
         """
         self._require_live(handle)
         self._live_handles.remove(handle)
-        self._release_blocks(handle.block_table)
-        self._release_blocks([copy.source for copy in handle.copies])
+        self._blocks.release(handle.block_table)
+        self._blocks.release([copy.source for copy in handle.copies])
         handle.block_table = []
         handle.copies = []
         handle.is_released = True
@@ -265,21 +253,12 @@ class PrefixCache:
     def evict(self, num_blocks: int) -> int:
         """Evict up to `num_blocks` idle blocks, and return how many there were.
 
-        Each is the last block of the leaf that was used least recently. O(num_blocks * log leaves).
+        Each is the last block of the leaf that was used least recently. Raises InvalidArgumentError
+        when `num_blocks` is negative. O(num_blocks * log leaves).
         """
         if num_blocks < 0:
             raise InvalidArgumentError(f"num_blocks to evict is {num_blocks}; give 0 or more")
-        num_evicted = 0
-        while num_evicted < num_blocks and (leaf := self._eviction_order.coldest()) is not None:
-            num_dropped = 0
-            for block_id in reversed(leaf.block_ids):
-                if num_evicted + num_dropped == num_blocks or not self._pool.is_idle(block_id):
-                    break
-                num_dropped += 1
-            self._drop(leaf, num_dropped)
-            num_evicted += num_dropped
-        self._num_evicted += num_evicted
-        return num_evicted
+        return self._blocks.evict(num_blocks)
 
     def stats(self) -> CacheStats:
         """Counts as they are now. O(live handles)."""
@@ -290,46 +269,49 @@ class PrefixCache:
             num_idle=num_idle,
             num_live=self.num_blocks - num_free - num_idle,
             num_live_unshared=sum(len(handle.block_table) for handle in self._live_handles),
-            num_evicted=self._num_evicted,
+            num_evicted=self._blocks.num_evicted,
             num_copied=self._num_copied,
             num_nodes=self._tree.num_nodes,
         )
 
-    def dump(self) -> list[NodeDump]:
-        """The whole tree, parents first. O(tokens)."""
-        return [dump_node(node, domain, self._pool) for domain, node in self._tree.nodes()]
+    def dump(self, max_depth: int = 0) -> list[NodeDump]:
+        """The tree, parents first, down to `max_depth` nodes from the root (0: all of it).
+
+        Raises InvalidArgumentError when `max_depth` is negative. O(tokens and blocks of those nodes).
+        """
+        if max_depth < 0:
+            raise InvalidArgumentError(f"max_depth is {max_depth}; give 0 for all, or more")
+        return [dump_node(node, domain, self._pool) for domain, node in self._tree.nodes(max_depth)]
 
     def check(self) -> None:
         """Raise AssertionError if an invariant is broken. For tests. O(everything)."""
-        self._pool.check()
-        self._tree.check()
-        nodes = [node for _, node in self._tree.nodes()]
+        self._blocks.check()
+        node_of_block = {block_id: node for _, node in self._tree.nodes() for block_id in node.block_ids}
+        counts = Counter(node_of_block.keys())
         for handle in self._live_handles:
             handle.check()
-        cached = [block_id for node in nodes for block_id in node.block_ids]
-        counts = Counter(cached)
-        for handle in self._live_handles:
             counts.update(handle.block_table)
             counts.update(copy.source for copy in handle.copies)
-            are_cached = [self._pool.is_cached(block_id) for block_id in handle.block_table]
-            assert are_cached == sorted(are_cached, reverse=True)
-        for block_id in map(BlockId, range(self.num_blocks)):
-            assert self._pool.num_references(block_id) == counts[block_id]
-        assert sum(
-            self._pool.is_cached(block_id) for block_id in map(BlockId, range(self.num_blocks))
-        ) == len(cached)
-        for node in nodes:
-            assert node.parent is not None
-            assert node.last_used <= self._clock
-            is_idle = [
-                self._pool.is_idle(block_id) for block_id in node.parent.block_ids[-1:] + node.block_ids
-            ]
-            assert is_idle == sorted(is_idle)
-        self._eviction_order.check(
-            node for node in nodes if node.is_leaf and self._pool.is_idle(node.block_ids[-1])
-        )
+            cached_ids = [block_id for block_id in handle.block_table if block_id in node_of_block]
+            if cached_ids:
+                self._check_path(handle, cached_ids, node_of_block[cached_ids[-1]])
+        all_ids = list(map(BlockId, range(self.num_blocks)))
+        assert [self._pool.num_references(block_id) for block_id in all_ids] == [counts[i] for i in all_ids]
         stats = self.stats()
         assert stats.num_live == sum(counts[block_id] > self._pool.is_cached(block_id) for block_id in counts)
+
+    def _check_path(self, handle: CacheHandle, cached_ids: list[BlockId], end: RadixNode) -> None:
+        """Walk up from the node with a table's deepest cached block, and compare ids, tokens and owner."""
+        path = end.lineage()
+        num_cached = len(cached_ids)
+        assert cached_ids == handle.block_table[:num_cached]
+        assert cached_ids == [block_id for node in path for block_id in node.block_ids][:num_cached]
+        path_tokens = b"".join(node.edge for node in path)[: num_cached * self._chunk_bytes]
+        assert handle.tokens.startswith(path_tokens)
+        root = path[0].parent
+        assert root is not None
+        assert root.scope == handle.namespace.domain
+        assert end.scope in (PUBLIC_SCOPE, handle.namespace.scope)
 
     def _require_live(self, handle: CacheHandle) -> None:
         if handle in self._live_handles:
@@ -360,63 +342,18 @@ class PrefixCache:
 
         Returns the partial block that is retained as well, if any. All or nothing.
         """
-        self._pool.retain(shared_ids)
+        self._blocks.retain(shared_ids)
         if partial is not None:
-            self._pool.retain(partial[:1])
-            if num_new > self.num_available_blocks:  # its own source may be the block that is needed
-                self._pool.release(partial[:1])
+            self._blocks.retain(partial[:1])
+            if num_new > self._blocks.num_available:  # its own source may be the block that is needed
+                self._blocks.release(partial[:1])
                 partial = None
         try:
-            self._require_available(num_new)
+            self._blocks.require_available(num_new)
         except OutOfBlocksError:
-            self._pool.release(shared_ids)
+            self._blocks.release(shared_ids)
             raise
-        for block_id in (*shared_ids[-1:], *(partial or ())[:1]):
-            self._reconsider(block_id)
         return partial
-
-    def _require_available(self, num_new: int) -> None:
-        if num_new > self.num_available_blocks:
-            raise OutOfBlocksError(
-                num_needed=num_new, num_free=self._pool.num_free, num_idle=self._pool.num_idle
-            )
-
-    def _allocate(self, num_new: int) -> list[BlockId]:
-        """Take free blocks, evicting as many as are missing. Requires: so many are available."""
-        num_missing = num_new - self._pool.num_free
-        if num_missing > 0:
-            num_evicted = self.evict(num_missing)
-            assert num_evicted == num_missing, "an idle block could not be evicted"
-        return self._pool.allocate(num_new)
-
-    def _release_blocks(self, block_ids: Sequence[BlockId]) -> None:
-        """Drop one reference of each. Only the deepest cached one may have become evictable."""
-        self._pool.release(block_ids)
-        for block_id in reversed(block_ids):
-            if self._pool.is_cached(block_id):
-                self._reconsider(block_id)
-                break
-
-    def _reconsider(self, block_id: BlockId) -> None:
-        """Put the leaf that ends with this block into the eviction order, or take it out."""
-        node = self._tree.node_ending_with(block_id)
-        if node is not None:
-            if node.is_leaf and self._pool.is_idle(block_id):
-                self._eviction_order.put(node)
-            else:
-                self._eviction_order.discard(node)
-
-    def _cut(self, path: Path) -> list[RadixNode]:
-        """The path's nodes, the last one split where the path ends, so that each has its own age."""
-        if not path.ends_inside_node:
-            return path.nodes
-        return [*path.nodes[:-1], self._tree.split(path.nodes[-1], path.num_end_blocks)]
-
-    def _touch(self, nodes: list[RadixNode]) -> None:
-        """A tick of the clock: these were used now. Requires: their blocks are held."""
-        self._clock += 1
-        for node in nodes:
-            node.last_used = self._clock
 
     def _adopt(self, handle: CacheHandle, tree_ids: list[BlockId]) -> bool:
         """Switch the beginning of the table to the tree's blocks of the same tokens.
@@ -431,19 +368,16 @@ class PrefixCache:
         next_ids = table[len(tree_ids) : len(tree_ids) + 1]
         if any(self._pool.num_references(block_id) > 1 for block_id in next_ids):
             return False
-        self._pool.retain(tree_ids)
-        self._reconsider(tree_ids[-1])
+        self._blocks.retain(tree_ids)
         table[: len(tree_ids)] = tree_ids
-        self._release_blocks(own_ids)
+        self._blocks.release(own_ids)
         return True
 
     def _insert_behind(self, path: Path, handle: CacheHandle, tokens: bytes, num_chunks: int) -> None:
         """Put into the tree what `tokens`, all of them written, have behind `path`."""
-        nodes = self._cut(path)
-        self._touch(nodes)
-        if path.num_chunks * self._chunk_bytes + path.num_partial_tokens * TOKEN_BYTES == len(tokens):
+        node = self._blocks.touch(path)
+        if path.num_tokens * TOKEN_BYTES == len(tokens):
             return
-        node = nodes[-1] if nodes else self._tree.root(handle.namespace.domain)
         num_public = handle.num_public_chunks
         first_private = min(max(path.num_chunks, num_public), num_chunks)
         own_scope = handle.namespace.scope
@@ -454,23 +388,7 @@ class PrefixCache:
         ):
             edge = tokens[start * self._chunk_bytes : end * self._chunk_bytes]
             if edge:
-                if self._tree.is_taken(node, scope, edge):
-                    return  # by another chunk with the same hash: what is left stays out of the tree
-                node = self._insert(node, scope, edge, handle.block_table[start:end])
-
-    def _insert(self, parent: RadixNode, scope: bytes, edge: bytes, block_ids: list[BlockId]) -> RadixNode:
-        tail = self._tree.superseded_tail(parent, scope, edge)
-        if tail is not None:
-            self._drop(tail, num_blocks=1)
-        self._pool.add_cached(block_ids)
-        return self._tree.insert(parent, scope, edge, block_ids, last_used=self._clock)
-
-    def _drop(self, leaf: RadixNode, num_blocks: int) -> None:
-        """Take the last blocks of a leaf out of the tree."""
-        self._eviction_order.discard(leaf)
-        dropped_ids = leaf.block_ids[-num_blocks:]
-        survivor = leaf if num_blocks < len(leaf.block_ids) else leaf.parent
-        self._tree.shrink(leaf, num_blocks)
-        self._pool.remove_cached(dropped_ids)
-        if survivor is not None and not survivor.is_root:
-            self._reconsider(survivor.block_ids[-1])
+                inserted = self._blocks.insert(node, scope, edge, handle.block_table[start:end])
+                if inserted is None:
+                    return  # its place is taken, so what is left stays out of the tree
+                node = inserted

@@ -27,9 +27,6 @@ class EvictionOrder:
     def __init__(self) -> None:
         self._leaves = SortedSet(key=_least_recently_used)
 
-    def __len__(self) -> int:
-        return len(self._leaves)
-
     def put(self, leaf: RadixNode) -> None:
         """Nothing happens when it is in here already. O(log leaves)."""
         self._leaves.add(leaf)

@@ -22,7 +22,7 @@ class CacheHandle:
 
     Invariants, proved by `check`:
     - the block table has exactly the blocks that `num_tokens` need, none twice;
-    - the target of every pending copy is in the table, its source is not;
+    - at most one copy is pending; its target is in the table, its source is not;
     - the cached tokens are at the beginning, and fewer than all.
     """
 
@@ -88,5 +88,6 @@ class CacheHandle:
         assert len(table) == len(self.block_table) == -(-self.num_tokens // self._block_size)
         assert 0 <= self.num_cached_tokens < self.num_tokens
         assert 0 <= self.num_public_tokens <= self.num_tokens
+        assert len(self.copies) <= 1  # for what a pending copy will fill cannot become shared
         assert all(copy.target in table and copy.source not in table for copy in self.copies)
         assert all(0 < copy.num_slots < self._block_size for copy in self.copies)

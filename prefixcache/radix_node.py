@@ -45,7 +45,7 @@ class RadixNode:
         self.block_ids = block_ids
         self.children: dict[ChildKey, RadixNode] = {}
         self.last_used = last_used
-        """Logical time; see `PrefixCache`."""
+        """Logical time; see `CachedBlocks`."""
 
     @property
     def is_root(self) -> bool:
@@ -57,6 +57,16 @@ class RadixNode:
 
     def is_tail(self, block_size: int) -> bool:
         return len(self.edge) < block_size * TOKEN_BYTES
+
+    def lineage(self) -> list[RadixNode]:
+        """The nodes from below the root down to this one. O(depth)."""
+        nodes = []
+        node = self
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        return nodes
 
     def check(self, block_size: int) -> None:
         """Raise AssertionError if an invariant is broken. For tests."""

@@ -24,42 +24,32 @@ class Match(NamedTuple):
 
 
 class Path(NamedTuple):
-    """The longest way through the tree along some tokens, from below the root."""
+    """The longest way through the tree along some tokens."""
 
-    nodes: list[RadixNode]
+    end: RadixNode
+    """The last node; the root when no chunk was matched."""
     num_end_blocks: int
-    """Blocks matched in the last node; in the others, all are."""
+    """Blocks matched in the last node; in those above it, all are."""
     num_chunks: int
+    num_tokens: int
+    """Tokens matched, those of `partial` included."""
     partial: tuple[BlockId, int] | None
     """A further block, in the last node or in a child of it, whose first so many slots match."""
 
     @property
     def block_ids(self) -> list[BlockId]:
-        """The blocks of all matched chunks."""
-        if len(self.nodes) == 1:
-            return self.nodes[0].block_ids[: self.num_end_blocks]
-        block_ids = [block_id for node in self.nodes for block_id in node.block_ids]
+        """The blocks of all matched chunks. O(blocks)."""
+        if self.num_chunks == self.num_end_blocks:  # one node holds them all
+            return self.end.block_ids[: self.num_end_blocks]
+        block_ids: list[BlockId] = []
+        for node in self.end.lineage():
+            block_ids += node.block_ids
         del block_ids[self.num_chunks :]
         return block_ids
 
-    @property
-    def ends_inside_node(self) -> bool:
-        return bool(self.nodes) and self.num_end_blocks < len(self.nodes[-1].block_ids)
 
-    @property
-    def num_partial_tokens(self) -> int:
-        return 0 if self.partial is None else self.partial[1]
-
-
-class _Branch(NamedTuple):
-    """How far one scope's nodes can be followed."""
-
-    scope: bytes
-    end: RadixNode
-    num_end_blocks: int
-    """Blocks matched in `end`."""
-    offset: int
-    """Bytes matched in whole chunks, counted from the root."""
+_Branch = tuple[int, bytes, RadixNode, int]
+"""How far one scope can be followed: bytes matched in all, scope, last node, blocks matched in it."""
 
 
 class RadixTree:
@@ -100,14 +90,18 @@ class RadixTree:
         """Nodes below the roots."""
         return len(self._siblings)
 
-    def nodes(self) -> Iterator[tuple[bytes, RadixNode]]:
-        """All nodes below the roots with their domains, parents first. Requires: no change meanwhile."""
+    def nodes(self, max_depth: int = 0) -> Iterator[tuple[bytes, RadixNode]]:
+        """All nodes with their domains, parents first, down to `max_depth` below the roots (0: all).
+
+        Requires: no change meanwhile. O(nodes).
+        """
         for domain, root in self._roots.items():
-            stack = list(root.children.values())
-            while stack:
-                node = stack.pop()
-                yield domain, node
-                stack.extend(node.children.values())
+            level, depth = [root], 0
+            while level and (depth < max_depth or not max_depth):
+                level = [child for node in level for child in node.children.values()]
+                depth += 1
+                for node in level:
+                    yield domain, node
 
     def node_ending_with(self, block_id: BlockId) -> RadixNode | None:
         """The node whose last block this is. O(1)."""
@@ -121,23 +115,26 @@ class RadixTree:
         namespace's own. Of equally long paths, the one that stays public longest is taken.
         O(edges + log nodes).
         """
-        root = self._roots.get(namespace.domain)
-        if root is None:
-            return Path([], 0, 0, None)
         limit = num_tokens * TOKEN_BYTES
+        first_exit = num_public_chunks * self._chunk_bytes
+        domain = namespace.domain
+        # A new root belongs to the tree as soon as something is inserted below it.
+        root = self._roots.get(domain) or self._new_node((domain, 0), None, b"", [], last_used=0)
         public = self._follow(PUBLIC_SCOPE, root, 0, tokens, limit)
-        longest = [public]
-        exit_node: RadixNode | None = public.end
-        exit_offset = public.offset
-        if public.num_end_blocks < len(public.end.block_ids):
-            exit_node = public.end.parent
-            exit_offset -= public.num_end_blocks * self._chunk_bytes
-        while exit_node is not None and exit_offset >= num_public_chunks * self._chunk_bytes:
+        exit_offset, _, exit_node, num_exit_blocks = public
+        if num_exit_blocks < len(exit_node.block_ids):
+            assert exit_node.parent is not None
+            exit_node = exit_node.parent
+            exit_offset -= num_exit_blocks * self._chunk_bytes
+        longest, max_offset = [public], public[0]
+        while exit_offset >= first_exit:
             private = self._follow(namespace.scope, exit_node, exit_offset, tokens, limit)
-            if private.offset > longest[0].offset:
-                longest = [private]
-            elif private.offset == longest[0].offset:
+            if private[0] > max_offset:
+                longest, max_offset = [private], private[0]
+            elif private[0] == max_offset:
                 longest.append(private)
+            if exit_node.parent is None:
+                break
             exit_offset -= len(exit_node.edge)
             exit_node = exit_node.parent
         best, partial = longest[0], self._partial(longest[0], tokens, limit)
@@ -145,7 +142,9 @@ class RadixTree:
             other = self._partial(branch, tokens, limit)
             if other is not None and (partial is None or other[1] > partial[1]):
                 best, partial = branch, other
-        return Path(_nodes_above(best.end), best.num_end_blocks, best.offset // self._chunk_bytes, partial)
+        offset, _, end, num_end_blocks = best
+        num_tokens = offset // TOKEN_BYTES + (partial[1] if partial else 0)
+        return Path(end, num_end_blocks, offset // self._chunk_bytes, num_tokens, partial)
 
     def split(self, node: RadixNode, num_blocks: int) -> RadixNode:
         """Cut `node` behind its first `num_blocks` and return the new node that holds those.
@@ -166,10 +165,6 @@ class RadixTree:
         upper.children[node.key] = node
         self._siblings.add(node)
         return upper
-
-    def root(self, domain: bytes) -> RadixNode:
-        """The domain's root. A new one belongs to the tree as soon as something is inserted."""
-        return self._roots.get(domain) or self._new_node((domain, 0), None, b"", [], last_used=0)
 
     def is_taken(self, parent: RadixNode, scope: bytes, edge: bytes) -> bool:
         """Whether a child of `parent` stands where a run that begins like `edge` would have to."""
@@ -245,19 +240,17 @@ class RadixTree:
             offset += num_matched * chunk_bytes
             if num_matched < len(child.block_ids):
                 break
-        return _Branch(scope, node, num_blocks, offset)
+        return offset, scope, node, num_blocks
 
     def _partial(self, branch: _Branch, tokens: bytes, limit: int) -> tuple[BlockId, int] | None:
         """The block behind `branch` that begins with the most of the next tokens, and how many."""
-        end, offset = branch.end, branch.offset
-        if branch.num_end_blocks < len(end.block_ids):
-            start = branch.num_end_blocks * self._chunk_bytes
+        offset, scope, end, num_blocks = branch
+        if num_blocks < len(end.block_ids):
+            start = num_blocks * self._chunk_bytes
             num_tokens = num_common_tokens(tokens, offset, limit, end.edge[start : start + self._chunk_bytes])
-            return (end.block_ids[branch.num_end_blocks], num_tokens) if num_tokens else None
-        if not end.children:
-            return None
+            return (end.block_ids[num_blocks], num_tokens) if num_tokens else None
         query = tokens[offset : min(offset + self._chunk_bytes, limit)]
-        neighbour = self._siblings.nearest(end, branch.scope, query)
+        neighbour = self._siblings.nearest(end, scope, query)
         return (neighbour.node.block_ids[0], neighbour.num_tokens) if neighbour else None
 
     def _key(self, scope: bytes, edge: bytes) -> ChildKey:
@@ -291,14 +284,3 @@ class RadixTree:
             block_ids=block_ids,
             last_used=last_used,
         )
-
-
-def _nodes_above(end: RadixNode) -> list[RadixNode]:
-    """The nodes from below the root down to `end`."""
-    nodes = []
-    node = end
-    while node.parent is not None:
-        nodes.append(node)
-        node = node.parent
-    nodes.reverse()
-    return nodes

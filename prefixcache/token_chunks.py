@@ -69,13 +69,14 @@ def num_common_tokens(tokens: bytes, start: int, end: int, edge: bytes) -> int:
     Compares O(length) bytes in O(log length) steps.
     """
     low, high = 0, min(len(edge), end - start) // TOKEN_BYTES
-    middle = high  # most calls match to the end
+    if tokens.startswith(edge[: high * TOKEN_BYTES], start):  # most calls match to the end
+        return high
     while low < high:
+        middle = (low + high + 1) // 2
         if tokens.startswith(edge[low * TOKEN_BYTES : middle * TOKEN_BYTES], start + low * TOKEN_BYTES):
             low = middle
         else:
             high = middle - 1
-        middle = (low + high + 1) // 2
     return low
 
 

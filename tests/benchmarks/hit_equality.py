@@ -15,6 +15,7 @@ from report import Row, print_rows
 from rich.progress import track
 
 from prefixcache import Namespace, PrefixCache
+from prefixcache_worker.attention.backend import choose_backend
 from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.engine.batch import Batch
 from prefixcache_worker.engine.engine import Engine, EngineConfig, Output
@@ -45,10 +46,12 @@ class RecordingEngine(Engine):
 
 def make_engine(model: Model, chunk: int) -> RecordingEngine:
     num_blocks = 2048
+    store = KvStore(model.attention_shape, num_blocks=num_blocks, block_size=16)
     engine = RecordingEngine(
         model=model,
         cache=PrefixCache(num_blocks=num_blocks, block_size=16),
-        kv_store=KvStore(model.attention_shape, num_blocks=num_blocks, block_size=16),
+        kv_store=store,
+        attention=choose_backend("auto", store),
         token_bytes=lambda token: b"",
         eos_token_ids=(),
         config=EngineConfig(max_batch_tokens=chunk, context_length=model.context_length),

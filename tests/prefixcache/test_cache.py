@@ -13,6 +13,7 @@ from prefixcache import (
     ForeignHandleError,
     HandleReleasedError,
     InvalidArgumentError,
+    Namespace,
     OutOfBlocksError,
     PendingCopiesError,
     PrefixCache,
@@ -363,6 +364,19 @@ def test_the_dump_tells_who_holds_what() -> None:
     for reader in readers:
         cache.release(reader)
     assert cache.dump()[0].num_readers == 0
+
+
+def test_the_dump_goes_as_deep_as_is_asked() -> None:
+    cache = PrefixCache(num_blocks=20)
+    for length in (64, 48, 32, 16):  # every divergence splits the chain once more
+        run(cache, stream("a", length) + X)
+    run(cache, stream("b", 20), Namespace("other model", "tenant"))
+    assert len(cache.dump()) == cache.stats().num_nodes == 10
+    assert [len(cache.dump(max_depth)) for max_depth in (1, 2, 3, 4, 5, 6)] == [2, 5, 7, 9, 10, 10]
+    assert {node.parent_id for node in cache.dump(1)} == {0}
+    assert {node.id for node in cache.dump(1)} >= {node.parent_id for node in cache.dump(2)} - {0}
+    with pytest.raises(InvalidArgumentError, match="max_depth is -1"):
+        cache.dump(-1)
 
 
 def test_a_hash_collision_costs_a_miss_and_nothing_else() -> None:

@@ -9,7 +9,6 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
-from prefixcache import OutOfBlocksError
 from prefixcache_worker.errors import (
     DuplicateRequestError,
     EngineStoppedError,
@@ -36,11 +35,6 @@ def details_of(error: Exception) -> dict[str, object]:
         (InvalidRequestError("n", "0 is bad"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
         (DuplicateRequestError("twice"), grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST"),
         (QueueFullError("full"), grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
-        (
-            OutOfBlocksError(num_needed=7, num_free=3, num_idle=0),
-            grpc.StatusCode.RESOURCE_EXHAUSTED,
-            "OUT_OF_BLOCKS",
-        ),
         (EngineStoppedError("stopping"), grpc.StatusCode.UNAVAILABLE, "ENGINE_STOPPED"),
     ],
 )

@@ -47,30 +47,19 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
     ) -> cache_pb2.DumpTreeResponse:
         async with errors_as_status(context):
             tenant = tenant_from_metadata(context.invocation_metadata() or ())
-            nodes = await self._engine_loop.call(lambda engine: engine.cache.dump())
+            nodes = await self._engine_loop.call(lambda engine: engine.cache.dump(request.max_depth))
             # Off the event loop: a large tree's previews take long enough to hold up the streams.
             return await asyncio.to_thread(
-                tree_to_proto,
-                nodes,
-                max_depth=request.max_depth,
-                tenant=tenant,
-                tokenizer=self._model.tokenizer,
+                tree_to_proto, nodes, tenant=tenant, tokenizer=self._model.tokenizer
             )
 
 
 def tree_to_proto(
-    nodes: Sequence[NodeDump], *, max_depth: int, tenant: str, tokenizer: Tokenizer
+    nodes: Sequence[NodeDump], *, tenant: str, tokenizer: Tokenizer
 ) -> cache_pb2.DumpTreeResponse:
-    """The nodes down to `max_depth` (0: all). Text only of public nodes and those of `tenant`.
-
-    Requires: parents come before their children. O(nodes).
-    """
+    """The same nodes in the same order. Text only of public nodes and those of `tenant`. O(nodes)."""
     response = cache_pb2.DumpTreeResponse()
-    depths = {0: 0}
     for node in nodes:
-        depth = depths[node.id] = depths[node.parent_id] + 1
-        if max_depth and depth > max_depth:
-            continue
         preview = ""
         if node.public or node.tenant == tenant:
             preview = tokenizer.decode(list(node.token_ids[:PREVIEW_TOKENS]), skip_special_tokens=False)

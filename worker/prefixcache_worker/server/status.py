@@ -13,7 +13,6 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from prefixcache import OutOfBlocksError
 from prefixcache_worker.errors import (
     DuplicateRequestError,
     EngineStoppedError,
@@ -40,7 +39,6 @@ STATUS_BY_ERROR: dict[type[Exception], StatusRow] = {
     InvalidRequestError: StatusRow(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
     DuplicateRequestError: StatusRow(grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST"),
     QueueFullError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
-    OutOfBlocksError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "OUT_OF_BLOCKS"),
     EngineStoppedError: StatusRow(grpc.StatusCode.UNAVAILABLE, "ENGINE_STOPPED"),
 }
 _UNEXPECTED = StatusRow(grpc.StatusCode.INTERNAL, "INTERNAL_ERROR")
