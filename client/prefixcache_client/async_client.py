@@ -21,7 +21,7 @@ from prefixcache_client.answers import (
     stats_from_proto,
     tree_from_proto,
 )
-from prefixcache_client.channel import CHANNEL_OPTIONS, DEFAULT_ADDRESS, tenant_metadata
+from prefixcache_client.channel import CHANNEL_OPTIONS, DEFAULT_ADDRESS, checked_address, tenant_metadata
 from prefixcache_client.errors import error_from_rpc
 from prefixcache_client.messages import (
     GenerateOptions,
@@ -48,9 +48,9 @@ class AsyncClient:
     ) -> None:
         """Connects when the first call is made. Requires: a running event loop.
 
-        Raises ValueError unless the tenant is 1 to 128 printable ASCII characters.
+        Raises ValueError unless the address is HOST:PORT and the tenant 1 to 128 printable ASCII characters.
         """
-        self.address = address
+        self.address = checked_address(address)
         self.tenant = tenant
         self._metadata = tenant_metadata(tenant)
         self._deadline = deadline

@@ -1,4 +1,4 @@
-"""What both clients say to gRPC: limits, keepalive, the tenant."""
+"""What both clients say to gRPC: where, limits, keepalive, the tenant."""
 
 from __future__ import annotations
 
@@ -16,6 +16,17 @@ CHANNEL_OPTIONS = (
 )
 
 TENANT_KEY = "x-tenant-id"
+
+
+def checked_address(address: str) -> str:
+    """The address itself. Raises ValueError unless it is HOST:PORT or [IPV6]:PORT."""
+    host, _, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    is_host = host.isprintable() and " " not in host and (":" not in host or bracketed)
+    is_port = port.isascii() and port.isdigit() and 1 <= int(port) <= 65535
+    if not (host and is_host and is_port):
+        raise ValueError(f"address must be HOST:PORT with a port of 1 to 65535, got {address!r}")
+    return address
 
 
 def tenant_metadata(tenant: str) -> tuple[tuple[str, str], ...]:

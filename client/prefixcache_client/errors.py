@@ -10,6 +10,8 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 _DETAILS_KEY = "grpc-status-details-bin"
+_NOT_REACHED = ("failed to connect", "errors resolving", "DNS resolution failed")
+"""How gRPC begins its own sentence when no connection came about."""
 
 
 class PrefixCacheClientError(Exception):
@@ -24,7 +26,7 @@ class PrefixCacheClientError(Exception):
         ├── ResourceExhaustedError    queue or pool full: `retry_after_seconds`
         ├── UnauthenticatedError
         ├── PermissionDeniedError
-        ├── UnavailableError          nobody listens, or the worker is draining
+        ├── UnavailableError          nobody listens, or the worker is draining or gone
         ├── DeadlineExceededError
         ├── CallCancelledError
         ├── UnimplementedError        the worker is older than this client
@@ -74,7 +76,7 @@ class PermissionDeniedError(PrefixCacheClientError):
 
 
 class UnavailableError(PrefixCacheClientError):
-    """No worker answers at the address, or it is draining."""
+    """No worker answers at the address, it is draining, or it went away before the answer was complete."""
 
 
 class DeadlineExceededError(PrefixCacheClientError):
@@ -112,10 +114,16 @@ def error_from_rpc(error: grpc.RpcError, *, address: str) -> PrefixCacheClientEr
             return InvalidArgumentError(message, _field_violations(details))
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return ResourceExhaustedError(message, _retry_after_seconds(details))
-        case grpc.StatusCode.UNAVAILABLE if message.startswith("failed to connect"):
-            return UnavailableError(f"no worker answers at {address}: start one, or give another address")
-        case grpc.StatusCode.UNAVAILABLE:
+        case grpc.StatusCode.UNAVAILABLE if details.code:  # in the worker's own words
             return UnavailableError(f"{address}: {message}")
+        case grpc.StatusCode.UNAVAILABLE if message.startswith(_NOT_REACHED):
+            return UnavailableError(
+                f"no worker answers at {address}: start one with `prefixcache serve`, or give another address"
+            )
+        case grpc.StatusCode.UNAVAILABLE:
+            return UnavailableError(
+                f"{address}: the worker went away before the answer was complete ({message})"
+            )
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceededError(f"{address}: the deadline passed before the answer was complete")
         case _:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 from prefixcache.v1 import inference_pb2 as pb
 
@@ -46,55 +46,54 @@ class GenerateOptions(TypedDict, total=False):
     """Requests of one tenant share only when their salts are equal. Default empty."""
 
 
-def generate_request(
-    prompt: Prompt,
-    *,
-    request_id: str | None = None,
-    max_tokens: int | None = None,
-    temperature: float | None = None,
-    top_p: float | None = None,
-    top_k: int | None = None,
-    seed: int | None = None,
-    stop: str | Sequence[str] = (),
-    ignore_eos: bool | None = None,
-    n: int | None = None,
-    use_cache: bool = True,
-    public_tokens: int | None = None,
-    public_messages: int | None = None,
-    salt: str | None = None,
-) -> pb.GenerateRequest:
-    """The message for one prompt.
+def generate_request(prompt: Prompt, **options: Unpack[GenerateOptions]) -> pb.GenerateRequest:
+    """The message for one prompt. An option that is None counts as left out.
 
     The worker judges the values. Raises TypeError or ValueError, naming the argument, only for what a message
     cannot hold.
     """
-    if public_tokens is not None and public_messages is not None:
+    known = GenerateOptions.__annotations__
+    for name in options:
+        if name not in known:
+            raise TypeError(f"there is no option {name!r}; there are {', '.join(known)}")
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if "public_tokens" in given and "public_messages" in given:
         raise ValueError("public_tokens and public_messages exclude each other: give one of them")
     request = pb.GenerateRequest()
     _set_prompt(request, prompt)
-    _set_fields(request, request_id=request_id, n=n)
-    _set_fields(request.sampling, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
-    _set_fields(request.stop_conditions, max_tokens=max_tokens, ignore_eos=ignore_eos)
+    _set_given(request, given, "request_id", "n")
+    _set_given(request.sampling, given, "temperature", "top_p", "top_k", "seed")
+    _set_given(request.stop_conditions, given, "max_tokens", "ignore_eos")
+    stop = given.get("stop", ())
     with _naming("stop"):
         request.stop_conditions.stop.extend([stop] if isinstance(stop, str) else stop)
-    mode = None if use_cache else pb.CacheOptions.MODE_OFF
-    _set_fields(
-        request.cache, mode=mode, public_tokens=public_tokens, public_messages=public_messages, salt=salt
-    )
+    if not given.get("use_cache", True):
+        request.cache.mode = pb.CacheOptions.MODE_OFF
+    _set_given(request.cache, given, "public_tokens", "public_messages", "salt")
     return request
 
 
 def chat_messages(messages: str | Sequence[Message], *, system: str | None = None) -> list[Message]:
-    """A conversation: a plain text is one user turn; `system`, when given, goes in front."""
+    """A conversation: a plain text is one user turn; `system`, when given, goes in front.
+
+    Raises TypeError or ValueError for what is no conversation.
+    """
     turns: list[Message] = [{"role": "system", "content": system}] if system is not None else []
-    return turns + ([{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages))
+    if isinstance(messages, str):
+        turns.append({"role": "user", "content": messages})
+    else:
+        _require_messages(messages)
+        turns.extend(messages)
+    if not turns:
+        raise ValueError("the chat has no messages: it needs at least one")
+    return turns
 
 
 def tokenize_request(prompt: str | Sequence[Message]) -> pb.TokenizeRequest:
     """The message that asks for the token ids of a text or conversation."""
     request = pb.TokenizeRequest()
     if isinstance(prompt, str):
-        _set_fields(request, text=prompt)
+        _set(request, "text", prompt)
     else:
         request.chat.CopyFrom(_chat_proto(prompt))
     return request
@@ -102,6 +101,7 @@ def tokenize_request(prompt: str | Sequence[Message]) -> pb.TokenizeRequest:
 
 def detokenize_request(token_ids: Sequence[int], *, skip_special_tokens: bool) -> pb.DetokenizeRequest:
     """The message that asks for the text of token ids."""
+    _require_list(token_ids, "token ids are a list of integers")
     request = pb.DetokenizeRequest(skip_special_tokens=skip_special_tokens)
     _extend_ids(request.token_ids, token_ids)
     return request
@@ -109,8 +109,10 @@ def detokenize_request(token_ids: Sequence[int], *, skip_special_tokens: bool) -
 
 def _set_prompt(request: pb.GenerateRequest, prompt: Prompt) -> None:
     if isinstance(prompt, str):
-        _set_fields(request, text=prompt)
-    elif len(prompt) and isinstance(prompt[0], Mapping):
+        _set(request, "text", prompt)
+        return
+    _require_list(prompt, "a prompt is text, token ids or chat messages")
+    if len(prompt) and isinstance(prompt[0], Mapping):
         request.chat.CopyFrom(_chat_proto(prompt))  # type: ignore[arg-type]  # the first element decides
     else:
         request.token_ids.SetInParent()  # an empty list is token ids too, which the worker refuses by name
@@ -125,21 +127,40 @@ def _extend_ids(field: Any, token_ids: Sequence[Any]) -> None:
 
 
 def _chat_proto(messages: Sequence[Message]) -> pb.ChatMessages:
+    _require_messages(messages)
     chat = pb.ChatMessages()
-    for position, message in enumerate(messages):
-        if not isinstance(message, Mapping) or message.keys() != {"role", "content"}:
-            raise ValueError(f"chat message {position} must have exactly the keys 'role' and 'content'")
+    for message in messages:
         turn = chat.messages.add()
-        _set_fields(turn, role=message["role"], content=message["content"])
+        _set(turn, "role", message["role"])
+        _set(turn, "content", message["content"])
     return chat
 
 
-def _set_fields(message: Any, **values: Any) -> None:
-    """Set the fields whose value is not None, so that an absent field stays absent."""
-    for name, value in values.items():
-        if value is not None:
-            with _naming(name):
-                setattr(message, name, value)
+def _require_messages(messages: Sequence[Any]) -> None:
+    _require_list(messages, "a chat is text or a list of messages")
+    for position, message in enumerate(messages):
+        if not isinstance(message, Mapping) or message.keys() != {"role", "content"}:
+            raise ValueError(
+                f"chat message {position} must be a mapping with exactly the keys 'role' and 'content'"
+            )
+
+
+def _require_list(value: Any, wanted: str) -> None:
+    """Raise TypeError unless the value has elements in an order. Bytes are refused: they are no token ids."""
+    if isinstance(value, bytes | bytearray | memoryview | Mapping) or not hasattr(value, "__getitem__"):
+        raise TypeError(f"{wanted}, not {type(value).__name__}")
+
+
+def _set_given(message: Any, given: Mapping[str, Any], *names: str) -> None:
+    """Set those of the fields `names` that were given; the others stay absent."""
+    for name in names:
+        if name in given:
+            _set(message, name, given[name])
+
+
+def _set(message: Any, name: str, value: Any) -> None:
+    with _naming(name):
+        setattr(message, name, value)
 
 
 @contextmanager

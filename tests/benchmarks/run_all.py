@@ -1,4 +1,4 @@
-"""Run every benchmark and write docs/performance.md from what they print.
+"""Run every benchmark and write docs/performance.md, and the table of the README, from what they print.
 
 The page shows the newest rows of each, also those that miss their bar; the exit status is 1 when one did.
 
@@ -22,6 +22,9 @@ import torch
 HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "build" / "bench"
 PAGE = HERE.parents[1] / "docs" / "performance.md"
+README = HERE.parents[1] / "README.md"
+README_BENCHMARKS = ("main_job", "peers", "shared_reads")
+README_MARKS = ("<!-- measured: made by make bench -->", "<!-- end of measured -->")
 
 
 class Benchmark(NamedTuple):
@@ -67,7 +70,7 @@ def table(rows: list[dict[str, object]]) -> str:
 
 
 def render() -> None:
-    """Write the page from the newest results of each benchmark."""
+    """Write the page, and the table in the README, from the newest results of each benchmark."""
     parts = ["# Measured\n", "Made by `make bench`; nothing on this page is typed by hand.\n"]
     for name, benchmark in BENCHMARKS.items():
         path = RESULTS / f"{name}.json"
@@ -77,6 +80,15 @@ def render() -> None:
             parts.append(f"## {benchmark.title}\n\n{made_by}, {result['date']}, {result['machine']}\n")
             parts.append(table(result["rows"]) + "\n")
     PAGE.write_text("\n".join(parts))
+    paths = [RESULTS / f"{name}.json" for name in README_BENCHMARKS]
+    results = [json.loads(path.read_text()) for path in paths if path.exists()]
+    machines = sorted({f"{result['machine']}, {result['date']}" for result in results})
+    rows = [row for result in results for row in result["rows"]]
+    before, _, rest = README.read_text().partition(README_MARKS[0])
+    _, _, after = rest.partition(README_MARKS[1])
+    README.write_text(
+        "\n".join((before + README_MARKS[0], *machines, "", table(rows), README_MARKS[1] + after))
+    )
 
 
 def run(name: str, arguments: list[str]) -> bool:

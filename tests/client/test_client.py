@@ -163,6 +163,35 @@ async def test_a_tenant_that_metadata_cannot_hold_is_refused(tenant: str) -> Non
         AsyncClient(tenant=tenant)
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "localhost",
+        "127.0.0.1",
+        ":50051",
+        "localhost:",
+        "localhost:http",
+        "127.0.0.1:0",
+        "127.0.0.1:65536",
+        "::1:50051",
+        "my host:50051",
+        "caf\udce9:50051",
+    ],
+)
+async def test_an_address_without_host_or_port_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="address must be HOST:PORT with a port of 1 to 65535"):
+        Client(address)
+    with pytest.raises(ValueError, match="address must be HOST:PORT with a port of 1 to 65535"):
+        AsyncClient(address)
+
+
+@pytest.mark.parametrize("address", ["localhost:1", "127.0.0.1:65535", "[::1]:50051"])
+def test_a_whole_address_is_taken(address: str) -> None:
+    with Client(address) as client:
+        assert client.address == address
+
+
 async def test_stream_yields_deltas_then_one_completion(client: Client, async_client: AsyncClient) -> None:
     events = await asyncio.to_thread(lambda: list(client.stream("hi", request_id="mine")))
 

@@ -12,6 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 from support.fake_worker import FakeWorker, abort, delta
+from support.tcp_relay import tcp_relay
 
 from prefixcache_client import (
     AlreadyExistsError,
@@ -148,8 +149,34 @@ def test_nobody_listening_is_said_with_the_address(generate: Callable[..., None]
     with FakeWorker() as gone:
         address = gone.address
 
-    with pytest.raises(UnavailableError, match=f"no worker answers at {address}: start one"):
+    with pytest.raises(UnavailableError) as caught:
         generate(address)
+
+    assert str(caught.value) == (
+        f"no worker answers at {address}: start one with `prefixcache serve`, or give another address"
+    )
+
+
+def test_a_host_that_does_not_exist_is_said_in_the_same_words(generate: Callable[..., None]) -> None:
+    with pytest.raises(UnavailableError, match=r"^no worker answers at no\.\.host:50051: start one"):
+        generate("no..host:50051")
+
+
+async def test_a_worker_that_goes_away_in_the_middle_is_said(
+    worker: FakeWorker, generate: Callable[..., None]
+) -> None:
+    loop = asyncio.get_running_loop()
+    async with tcp_relay(worker.address) as relay:
+
+        def torn(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            yield delta("Hel", 5)
+            loop.call_soon_threadsafe(relay.reset)
+            worker.cancelled.wait(60)
+
+        worker.generate = torn
+
+        with pytest.raises(UnavailableError, match="the worker went away before the answer was complete"):
+            await asyncio.to_thread(generate, relay.address)
 
 
 def test_a_call_ends_at_its_deadline(worker: FakeWorker, generate: Callable[..., None]) -> None:

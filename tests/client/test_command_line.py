@@ -2,49 +2,24 @@
 
 from __future__ import annotations
 
-import errno
-import io
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from support.fake_worker import FakeWorker, abort, completion, delta, stats
+from support.fake_worker import FakeWorker, completion, delta, stats
 
 from prefixcache.v1 import cache_pb2, inference_pb2
 from prefixcache_client.command_line import main as command_line
 from prefixcache_client.command_line import serve
 
-COMMAND = [sys.executable, "-m", "prefixcache_client.command_line.main"]
-
-NOT_UTF8 = "caf\udce9"
-"""How Python hands over an argument with a byte that is no UTF-8."""
-
 Run = Callable[..., int]
-
-
-@pytest.fixture
-def run(worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs one command line whose default address is the fake worker's; returns the exit code."""
-    monkeypatch.setenv("PREFIXCACHE_ADDRESS", worker.address)
-    monkeypatch.setenv("COLUMNS", "160")
-
-    def run_command(*argv: str, stdin: str = "") -> int:
-        monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
-        return command_line.main(argv)
-
-    return run_command
-
-
-def fail(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-    abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")
-    yield delta("never")
 
 
 class TestGenerate:
@@ -158,6 +133,16 @@ class TestChat:
         answers = json.loads((tmp_path / "chat.json").read_text())
         assert [answer["choices"][0]["text"] for answer in answers] == ["Hello world"] * 2
 
+    def test_without_a_worker_it_fails_before_the_first_question(
+        self, run: Run, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with FakeWorker() as gone:
+            address = gone.address
+
+        assert run("chat", "--address", address, stdin="") == 1
+
+        assert capsys.readouterr().err.startswith(f"prefixcache: no worker answers at {address}: ")
+
 
 class TestStats:
     def test_counts_come_with_bytes_and_percent(
@@ -210,15 +195,25 @@ class TestTree:
 
         assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
             "root: 3 nodes, 113 blocks",
-            "├── public  1,760 tokens in 110 blocks, 16 readers, age 0  You are [bold]an\ufffd agent",
-            "│   └── acme  20 tokens in 2 blocks, age 5",
-            "└── other  16 tokens in 1 block, age 8",
+            "├── public  1,760 tokens in 110 blocks, 16 readers, 0 uses ago  You are [bold]an\ufffd agent",
+            "│   └── acme  20 tokens in 2 blocks, 5 uses ago",
+            "└── other  16 tokens in 1 block, 8 uses ago",
         ]
 
     def test_an_empty_tree_is_drawn_too(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
         run("tree")
 
         assert capsys.readouterr().out == "root: 0 nodes, 0 blocks\n"
+
+    def test_a_tree_that_was_cut_off_says_where(
+        self, run: Run, worker: FakeWorker, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        worker.nodes = list(self.NODES)
+
+        run("tree", "--max-depth", "1")
+
+        title = capsys.readouterr().out.splitlines()[0]
+        assert title == "root: 1 node, 110 blocks; nodes below level 1 are left out"
 
     def test_json_and_depth(self, run: Run, worker: FakeWorker, capsys: pytest.CaptureFixture[str]) -> None:
         worker.nodes = list(self.NODES)
@@ -255,6 +250,14 @@ class TestServe:
         )
 
 
+def test_the_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        command_line.main(["--version"])
+
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out == f"prefixcache {version('prefixcache')}\n"
+
+
 def test_the_client_needs_neither_the_worker_nor_torch() -> None:
     script = (
         "import sys, prefixcache_client.command_line.main;"
@@ -263,134 +266,3 @@ def test_the_client_needs_neither_the_worker_nor_torch() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
 
     assert done.stderr.strip() == ""
-
-
-class TestExitCodes:
-    def test_a_failed_call_is_1_and_one_sentence(
-        self, run: Run, worker: FakeWorker, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        worker.generate = fail
-
-        assert run("generate", "hi") == 1
-
-        assert capsys.readouterr().err == "prefixcache: the queue is full\n"
-
-    @pytest.mark.parametrize(
-        "argv",
-        [
-            [],
-            ["dance"],
-            ["stats", "--no-such-flag"],
-            ["generate", "hi", "--max-tokens", "0"],
-            ["generate", "hi", "--n", "many"],
-            ["generate", "hi", "--tenant", "a\nb"],
-            ["generate", "hi", "--deadline", "nan"],
-            ["generate", "hi", "--deadline", "inf"],
-            ["generate", "hi", "--top-k", "2147483648"],
-            ["generate", "hi", "--seed", "18446744073709551616"],
-            ["generate", NOT_UTF8],
-            ["generate", "hi", "--system", NOT_UTF8],
-            ["generate", "hi", "--stop", NOT_UTF8],
-            ["generate", "hi", "--salt", NOT_UTF8],
-            ["generate", "hi", "--tenant", NOT_UTF8],
-            ["chat", "--system", NOT_UTF8],
-            ["stats", "--address", NOT_UTF8],
-            ["generate", "hi", "--public-system"],
-            ["generate", "hi", "--public-tokens", "1", "--public-system", "--system", "s"],
-            ["stats", "--json", "/no/such/folder/stats.json"],
-            ["stats", "--json", os.curdir],
-            ["bench"],
-            ["demo", "--address", "127.0.0.1:1", "--", "--device", "cuda"],
-        ],
-    )
-    def test_bad_usage_is_2(self, argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit) as exit_:
-            command_line.main(argv)
-
-        assert exit_.value.code == 2
-        assert "usage: prefixcache" in capsys.readouterr().err
-
-    def test_a_file_that_cannot_be_written_is_1(
-        self, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        path = tmp_path / ("x" * 300)
-
-        assert run("stats", "--json", str(path)) == 1
-
-        assert (
-            capsys.readouterr().err
-            == f"prefixcache: [Errno {errno.ENAMETOOLONG}] File name too long: '{path}'\n"
-        )
-
-    @pytest.mark.parametrize("command", ["generate", "chat"])
-    @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # as the locale decides
-    def test_input_that_is_no_text_is_1_and_one_sentence(
-        self,
-        worker: FakeWorker,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
-        command: str,
-        errors: str,
-    ) -> None:
-        stdin = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8", errors=errors)
-        monkeypatch.setattr("sys.stdin", stdin)
-
-        assert command_line.main([command, "--address", worker.address]) == 1
-
-        assert capsys.readouterr().err == "prefixcache: standard input is not UTF-8 text\n"
-        assert worker.requests == []
-
-    def test_a_deadline_is_kept(
-        self, run: Run, worker: FakeWorker, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        def behaviour(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-            worker.cancelled.wait(60)
-            yield delta("never")
-
-        worker.generate = behaviour
-
-        assert run("generate", "hi", "--deadline", "0.2") == 1
-        assert "the deadline passed before the answer was complete" in capsys.readouterr().err
-
-    def test_ctrl_c_is_130_and_cancels_the_call(self, worker: FakeWorker) -> None:
-        def behaviour(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-            yield delta("Hello", 5)
-            worker.cancelled.wait(60)
-
-        worker.generate = behaviour
-        with subprocess.Popen(
-            [*COMMAND, "generate", "hi", "--address", worker.address],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process:
-            assert process.stdout is not None
-            assert process.stdout.read(5) == "Hello"
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
-
-        assert process.returncode == 130
-        assert errors == ""
-        assert worker.cancelled.wait(60)
-
-    def test_a_reader_that_goes_away_leaves_no_traceback(self, worker: FakeWorker) -> None:
-        def behaviour(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-            yield delta("Hello", 5)
-            while context.is_active():
-                yield delta("x" * 4096, 6)
-
-        worker.generate = behaviour
-        with subprocess.Popen(
-            [*COMMAND, "generate", "hi", "--address", worker.address],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process:
-            assert process.stdout is not None
-            assert process.stdout.read(5) == "Hello"
-            process.stdout.close()
-            assert process.stderr is not None
-            errors = process.stderr.read()
-
-        assert process.returncode == 1
-        assert errors == ""

@@ -105,9 +105,12 @@ class TestRun:
         assert rows["prompt tokens cached"]["value"] == 15 * 1760
         assert rows["prompt tokens computed"]["value"] == 1800 + 15 * 40
         assert rows["first token, first request"]["value"] == 0.25
+        assert rows["first token, first request"]["note"] == "without queue, 0 tokens cached"
         assert rows["first token, later requests"]["spread"] == [0.25, 0.25]
         assert rows["KV in use at the peak"]["value"] == 150 * 1024 * 1024
-        assert rows["KV in use at the peak"]["note"] == "7.5 %"
+        assert rows["first token, later requests"]["note"] == "without queue"
+        assert rows["first token, later requests, with queue"]["value"] == 0.5
+        assert rows["KV in use at the peak"]["note"] == "7.5 % of that without sharing"
         assert rows["output"]["unit"] == "tokens/s"
         assert (
             rows["output"]["value"] == 15 * 40 / 1.0
@@ -124,6 +127,7 @@ class TestRun:
         for tenant in TENANTS:
             for question in tenant.questions:
                 assert printed.count(f"  About: {question} Done.\n") == 1
+        assert printed.count("first token after 500 ms with queue\n") == 16
         assert "150.0 MiB" in printed
         assert "└── public  1,760 tokens in 110 blocks" in printed
         assert "\x1b" not in printed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -66,7 +67,7 @@ def test_text_is_sent_as_text(prompt: str) -> None:
     assert request.text == prompt
 
 
-@pytest.mark.parametrize("prompt", [[], [0], (5, 6, 7), range(3)])
+@pytest.mark.parametrize("prompt", [[], [0], (5, 6, 7), range(3), array("I", [5, 6])])
 def test_integers_are_sent_as_token_ids(prompt: Any) -> None:
     request = generate_request(prompt)
 
@@ -90,10 +91,17 @@ def test_mappings_are_sent_as_chat() -> None:
         ([1, -1], ValueError, "token ids must be integers from 0"),
         ([2**32], ValueError, "token ids must be integers from 0"),
         ([1, "two"], TypeError, "token ids must be integers from 0"),
-        ([{"role": "user"}], ValueError, "chat message 0 must have exactly"),
-        ([{"role": "user", "content": "a", "name": "b"}], ValueError, "chat message 0 must have exactly"),
-        ([{"role": "user", "content": "a"}, 5], ValueError, "chat message 1 must have exactly"),
+        (b"hi", TypeError, "^a prompt is text, token ids or chat messages, not bytes$"),
+        (bytearray(b"hi"), TypeError, "not bytearray$"),
+        (memoryview(b"hi"), TypeError, "not memoryview$"),
+        (None, TypeError, "^a prompt is text, token ids or chat messages, not NoneType$"),
+        ({1, 2}, TypeError, "not set$"),
+        ({"role": "user", "content": "a"}, TypeError, "not dict$"),
+        ([{"role": "user"}], ValueError, "chat message 0 must be a mapping with exactly"),
+        ([{"role": "user", "content": "a", "name": "b"}], ValueError, "chat message 0 must be a mapping"),
+        ([{"role": "user", "content": "a"}, 5], ValueError, "chat message 1 must be a mapping"),
         ([{"role": "user", "content": 5}], TypeError, "content: "),
+        ([{"role": "user", "content": None}], TypeError, "content: "),
     ],
 )
 def test_a_prompt_that_no_message_can_hold_is_refused_by_name(
@@ -111,7 +119,11 @@ def test_a_prompt_that_no_message_can_hold_is_refused_by_name(
         ({"seed": -1}, ValueError, "seed: "),
         ({"temperature": "hot"}, TypeError, "temperature: "),
         ({"public_tokens": 1, "public_messages": 1}, ValueError, "exclude each other"),
-        ({"max_new_tokens": 3}, TypeError, "max_new_tokens"),
+        (
+            {"temprature": 1.0},
+            TypeError,
+            "^there is no option 'temprature'; there are request_id, max_tokens, ",
+        ),
     ],
 )
 def test_an_option_that_no_message_can_hold_is_refused_by_name(
@@ -119,6 +131,12 @@ def test_an_option_that_no_message_can_hold_is_refused_by_name(
 ) -> None:
     with pytest.raises(error, match=words):
         generate_request("hi", **options)
+
+
+def test_an_option_that_is_none_counts_as_left_out() -> None:
+    options: Any = dict.fromkeys(GenerateOptions.__annotations__)
+
+    assert generate_request("hi", **options) == generate_request("hi")
 
 
 @pytest.mark.parametrize(("stop", "sent"), [("END", ["END"]), (["a", "b"], ["a", "b"]), ((), [])])
@@ -149,6 +167,22 @@ def test_a_text_is_one_user_turn_and_system_goes_in_front() -> None:
     assert chat_messages([{"role": "user", "content": "Hi"}]) == [{"role": "user", "content": "Hi"}]
 
 
+@pytest.mark.parametrize(
+    ("messages", "error", "words"),
+    [
+        ([], ValueError, "^the chat has no messages: it needs at least one$"),
+        ([("user", "hi")], ValueError, "^chat message 0 must be a mapping with exactly the keys"),
+        ([5, 6], ValueError, "^chat message 0 must be a mapping"),
+        (None, TypeError, "^a chat is text or a list of messages, not NoneType$"),
+        (b"hi", TypeError, "^a chat is text or a list of messages, not bytes$"),
+        ({"role": "user", "content": "hi"}, TypeError, "^a chat is text or a list of messages, not dict$"),
+    ],
+)
+def test_what_is_no_chat_is_refused_by_name(messages: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        chat_messages(messages)
+
+
 HALF_PAIR = "a\udcff"
 """What Python makes of a byte that is no UTF-8."""
 
@@ -171,6 +205,8 @@ def test_text_without_utf8_form_is_refused_by_name(make: Callable[[], object], n
 def test_tokenize_takes_text_or_chat() -> None:
     assert tokenize_request("").WhichOneof("prompt") == "text"
     assert tokenize_request([{"role": "user", "content": "Hi"}]).chat.messages[0].content == "Hi"
+    with pytest.raises(TypeError, match="a chat is text or a list of messages, not bytes"):
+        tokenize_request(b"Hi")  # type: ignore[arg-type]
 
 
 def test_detokenize_always_says_what_becomes_of_special_tokens() -> None:
@@ -179,3 +215,8 @@ def test_detokenize_always_says_what_becomes_of_special_tokens() -> None:
     assert list(request.token_ids) == [1, 2]
     assert request.HasField("skip_special_tokens")
     assert not request.skip_special_tokens
+
+
+def test_detokenize_refuses_bytes() -> None:
+    with pytest.raises(TypeError, match="token ids are a list of integers, not bytes"):
+        detokenize_request(b"Hi", skip_special_tokens=False)

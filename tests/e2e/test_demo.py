@@ -75,7 +75,7 @@ def test_the_figures_are_those_of_the_prompts(rows, prompts):
         rows["prompt tokens cached"]["value"] + rows["prompt tokens computed"]["value"]
         == rows["prompt tokens"]["value"]
     )
-    assert rows["first token, first request"]["note"] == "0 tokens cached"
+    assert rows["first token, first request"]["note"] == "without queue, 0 tokens cached"
     assert rows["output"]["value"] > 0
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import grpc
+import pytest
 from support.served_worker import rest_of
 
 from prefixcache.v1 import inference_pb2 as pb
@@ -16,42 +19,72 @@ DEADLINE_SECONDS = 120.0
 """Loading the model on a slow, busy machine takes a few seconds; nothing here takes this long."""
 
 
-async def test_sigterm_lets_a_running_stream_finish_and_exits_with_0():
+@asynccontextmanager
+async def worker_process(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A worker that has just been started, and is gone afterwards whatever happens."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "prefixcache_worker", "--address", "127.0.0.1:0", "--kv-blocks", "64",
+        *arguments,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
         async with asyncio.timeout(DEADLINE_SECONDS):
-            await stream_through_sigterm(process)
+            yield process
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
 
 
-async def stream_through_sigterm(process: asyncio.subprocess.Process) -> None:
+async def ready_address(process: asyncio.subprocess.Process) -> str:
     assert process.stdout is not None
     pool_line = (await process.stdout.readline()).decode()
     ready_line = (await process.stdout.readline()).decode()
     assert pool_line == "pool: 64 KV blocks + 16 headroom, 720KiB each, 56.25MiB in all\n"
     assert ready_line.startswith("listening on 127.0.0.1:")
+    return ready_line.split()[-1]
 
-    async with grpc.aio.insecure_channel(ready_line.split()[-1]) as channel:
-        stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        running = stub.Generate(question(max_tokens=48, ignore_eos=True), timeout=DEADLINE_SECONDS)
-        first = await running.read()
-        process.send_signal(signal.SIGTERM)
-        refusal = await first_refusal(stub)
-        responses = [first, *await rest_of(running)]
+
+async def test_sigterm_lets_a_running_stream_finish_and_exits_with_0():
+    async with worker_process() as process:
+        async with grpc.aio.insecure_channel(await ready_address(process)) as channel:
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            running = stub.Generate(question(max_tokens=48, ignore_eos=True), timeout=DEADLINE_SECONDS)
+            first = await running.read()
+            process.send_signal(signal.SIGTERM)
+            refusal = await first_refusal(stub)
+            responses = [first, *await rest_of(running)]
+        _, errors = await process.communicate()
 
     assert refusal.code() is grpc.StatusCode.UNAVAILABLE
     assert "Paris" in "".join(response.delta.text for response in responses)
     assert sum(len(response.delta.token_ids) for response in responses) == 48
     assert responses[-1].completion.usage.completion_tokens == 48
-    _, errors = await process.communicate()
     assert process.returncode == 0
     assert b"Traceback" not in errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_second_signal_gives_up_a_running_stream_and_exits_with_0(number: signal.Signals):
+    async with worker_process("--drain-seconds", "86400") as process:
+        async with grpc.aio.insecure_channel(await ready_address(process)) as channel:
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            running = stub.Generate(question(max_tokens=900, ignore_eos=True), timeout=DEADLINE_SECONDS)
+            await running.read()
+            process.send_signal(number)
+            await first_refusal(stub)
+            process.send_signal(number)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await rest_of(running)
+        _, errors = await process.communicate()
+
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "the worker shut down before the answer was complete" in caught.value.details()
+    assert process.returncode == 0
+    log = errors.decode()
+    assert "a second signal stops at once" in log
+    assert "stopping at once" in log
+    assert "Traceback" not in log
 
 
 async def first_refusal(stub: inference_pb2_grpc.InferenceServiceStub) -> grpc.aio.AioRpcError:

@@ -1,10 +1,20 @@
-"""`python -m prefixcache_worker`: serve one model. Exit codes: 0 stopped, 1 cannot serve, 2 wrong usage."""
+"""What `prefixcache serve` becomes: serve one model.
+
+Exit codes: 0 stopped, 1 cannot serve, 2 wrong usage, 130 interrupted before it served.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
+
+if __name__ == "__main__":
+    # Above all imports, since one could swallow a KeyboardInterrupt. Until we serve, ending at once loses
+    # nothing; from then on the signal asks for a stop in good order.
+    signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
+
 import asyncio
 import logging
-import os
 import sys
 from collections.abc import Sequence
 
@@ -21,16 +31,19 @@ def main(arguments: Sequence[str]) -> int:
         )
         _serve(config)
     except (ConfigError, EngineStoppedError) as error:
-        print(f"prefixcache_worker: {error}", file=sys.stderr)
+        print(f"prefixcache serve: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:  # while the model was loading; later it stops the server in good order
-        return 130
     return 0
 
 
 def _serve(config: WorkerConfig) -> None:
-    # gRPC would print its own lines about a busy port, which we answer with one sentence.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # At ERROR, which `prefixcache` asks for, gRPC prints lines of its own about a busy port, which we
+    # answer with one sentence. Whoever debugs asks for more.
+    if os.environ.get("GRPC_VERBOSITY", "ERROR") == "ERROR":
+        os.environ["GRPC_VERBOSITY"] = "NONE"
+    # Model threads that wait for one another spin for so many turns before they sleep. The default, some
+    # milliseconds, takes the cores from the threads that talk to clients.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     # Here, because torch takes seconds to import: --help and a wrong flag must not wait for it.
     from prefixcache_worker.server.build import Worker, build_worker
     from prefixcache_worker.server.service import serve_until_signal
@@ -50,4 +63,6 @@ def _serve(config: WorkerConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: nothing is left to interrupt
+    sys.exit(status)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fractions import Fraction
@@ -144,7 +144,7 @@ SETTINGS = (
     Setting("log_level", str.lower, _LOG_LEVELS.__contains__, "one of " + ", ".join(_LOG_LEVELS),
             "how much to log: " + ", ".join(_LOG_LEVELS)),
     Setting("drain_seconds", float, lambda value: 0 <= value <= 86400, "a number from 0 to 86400",
-            "how long running requests may finish after SIGTERM"),
+            "how long running requests may finish after SIGTERM or SIGINT; a second one stops at once"),
 )  # fmt: skip
 
 _SETTING_BY_NAME = {setting.name: setting for setting in SETTINGS}
@@ -175,11 +175,12 @@ def load_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Wor
 
 
 def _argument_parser() -> argparse.ArgumentParser:
+    example = _SETTING_BY_NAME["kv_memory"]
     parser = argparse.ArgumentParser(
-        prog="python -m prefixcache_worker",
+        prog="prefixcache serve",
         description="Serves a language model over gRPC; requests share the KV of equal prefixes.",
-        epilog=f"Every flag is also a variable ({SETTINGS[0].flag}: {SETTINGS[0].variable}) "
-        f"and a key of the TOML file ({SETTINGS[0].name}). Flags overrule variables, variables the file.",
+        epilog=f"Every flag is also a variable ({example.flag}: {example.variable}) "
+        f"and a key of the TOML file ({example.name}). Flags overrule variables, variables the file.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -228,15 +229,18 @@ def _file_values(path: str) -> dict[str, Any]:
         raise ConfigError(f"--config: cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config: {path} is not valid TOML: {error}") from error
-    for name, value in table.items():
-        if name not in _SETTING_BY_NAME:
-            raise ConfigError(f"{path}: unknown key {name!r}; known are {', '.join(_SETTING_BY_NAME)}")
+    given = []
+    for key, value in table.items():
+        setting = _SETTING_BY_NAME.get(key.replace("-", "_"))  # people write keys like the flags
+        if setting is None:
+            raise ConfigError(f"{path}: unknown key {key!r}; known are {', '.join(_SETTING_BY_NAME)}")
         if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise ConfigError(f"{path}: {name}: {value!r} is not {_SETTING_BY_NAME[name].expects}")
-    return _parsed((_SETTING_BY_NAME[name], f"{path}: {name}", str(value)) for name, value in table.items())
+            raise ConfigError(f"{path}: {key}: {value!r} is not {setting.expects}")
+        given.append((setting, f"{path}: {key}", str(value)))
+    return _parsed(given)
 
 
-def _parsed(given: Iterator[tuple[Setting, str, str]]) -> dict[str, Any]:
+def _parsed(given: Iterable[tuple[Setting, str, str]]) -> dict[str, Any]:
     """Values by setting name. `given`: setting, the place it was given at, and its text."""
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
@@ -247,6 +251,8 @@ def _parsed(given: Iterator[tuple[Setting, str, str]]) -> dict[str, Any]:
             value = None
         if value is None or not setting.accepts(value):
             raise ConfigError(f"{place}: {text!r} is not {setting.expects}")
+        if setting.name in values:
+            raise ConfigError(f"{places[setting.name]} and {place} are the same setting: keep one of them")
         values[setting.name], places[setting.name] = value, place
     if all(name in values for name in _ALTERNATIVES):
         first, second = (places[name] for name in _ALTERNATIVES)

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from prefixcache_client.channel import DEFAULT_ADDRESS, tenant_metadata
+from prefixcache_client.channel import DEFAULT_ADDRESS, checked_address, tenant_metadata
 from prefixcache_client.client import Client
 from prefixcache_client.command_line.text_input import checked_text
 from prefixcache_client.messages import GenerateOptions
 
 if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+    Subparsers = argparse._SubParsersAction["Parser"]
 
 _ADDRESS_VARIABLE = "PREFIXCACHE_ADDRESS"
 _MOST_SECONDS = 1e9  # to gRPC, a deadline centuries away has passed already
+
+
+class Parser(argparse.ArgumentParser):
+    """Takes flags by their whole name only, and so do its subparsers."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
 
 
 def add_connection(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +41,7 @@ def add_address(parser: argparse.ArgumentParser) -> None:
     """`--address`."""
     parser.add_argument(
         "--address",
-        type=text,
+        type=address,
         default=os.environ.get(_ADDRESS_VARIABLE, DEFAULT_ADDRESS),
         metavar="HOST:PORT",
         help=f"where the worker listens (default: {_ADDRESS_VARIABLE}, else {DEFAULT_ADDRESS})",
@@ -91,6 +98,14 @@ def text(value: str) -> str:
         return checked_text(value)
     except UnicodeEncodeError:
         raise argparse.ArgumentTypeError(f"must be UTF-8 text, got {value!r}") from None
+
+
+def address(value: str) -> str:
+    """Where a worker listens."""
+    try:
+        return checked_address(value)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def tenant(value: str) -> str:

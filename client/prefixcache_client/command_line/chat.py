@@ -37,6 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = common.sampling_options(arguments)
     notes = console(stderr=True)
     with common.connect(arguments) as client:
+        client.health()  # nobody should type a question only to learn that no worker answers
         for question in _questions():
             turns.append({"role": "user", "content": question})
             if arguments.json == "-":

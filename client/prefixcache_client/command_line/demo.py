@@ -17,7 +17,7 @@ from prefixcache_client.async_client import AsyncClient
 from prefixcache_client.command_line import arguments as common
 from prefixcache_client.command_line.answer_board import AnswerBoard
 from prefixcache_client.command_line.demo_policy import PUBLIC_MESSAGES, TENANTS, Tenant, conversation
-from prefixcache_client.command_line.figures import Figure, figures_table
+from prefixcache_client.command_line.figures import Figure, figures_table, share_of_unshared
 from prefixcache_client.command_line.output import console, seconds, share, write_json
 from prefixcache_client.command_line.serve import require_worker
 from prefixcache_client.command_line.tree import draw_tree
@@ -50,7 +50,7 @@ def add_parser(subparsers: Subparsers) -> None:
         " same long system prompt, and shows what sharing saved.",
     )
     parser.add_argument(
-        "--address", type=common.text, metavar="HOST:PORT", help="use this running worker instead"
+        "--address", type=common.address, metavar="HOST:PORT", help="use this running worker instead"
     )
     parser.add_argument(
         "--max-tokens", type=common.positive_int, default=40, help="tokens per answer (default: %(default)s)"
@@ -121,7 +121,7 @@ class _Visit:
         usage = generation.usage
         remark = (
             f"{usage.cached_tokens:,} of {usage.prompt_tokens:,} prompt tokens cached,"
-            f" first token after {seconds(generation.timing.first_token_seconds)}"
+            f" first token after {seconds(generation.timing.first_token_seconds)} with queue"
         )
         board.finish(self.tenant.name, self.question, remark)
         return generation
@@ -188,9 +188,15 @@ def _figures(outcome: _Outcome) -> list[Figure]:
             "first token, first request",
             cold,
             "s",
-            note=f"{outcome.cold.usage.cached_tokens:,} tokens cached",
+            note=f"without queue, {outcome.cold.usage.cached_tokens:,} tokens cached",
         ),
-        Figure("first token, later requests", statistics.median(later), "s", (min(later), max(later))),
+        Figure(
+            "first token, later requests",
+            statistics.median(later),
+            "s",
+            (min(later), max(later)),
+            note="without queue",
+        ),
         Figure(
             "first token, later requests, with queue",
             statistics.median(waited),
@@ -198,9 +204,14 @@ def _figures(outcome: _Outcome) -> list[Figure]:
             (min(waited), max(waited)),
         ),
         Figure("output", generated / last_seconds, "tokens/s", note="all later requests together"),
-        Figure("KV in use at the peak", peak_bytes, "bytes", note=share(peak_bytes, peak_bytes_unshared)),
+        Figure(
+            "KV in use at the peak",
+            peak_bytes,
+            "bytes",
+            note=share_of_unshared(peak_bytes, peak_bytes_unshared),
+        ),
         Figure("KV at the peak without sharing", peak_bytes_unshared, "bytes"),
-        Figure("KV rows read", rows_read, "rows", note=share(rows_read, rows_unshared)),
+        Figure("KV rows read", rows_read, "rows", note=share_of_unshared(rows_read, rows_unshared)),
         Figure("KV rows without sharing", rows_unshared, "rows"),
         Figure("blocks copied on write", copied, "blocks"),
     ]

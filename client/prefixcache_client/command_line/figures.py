@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from prefixcache_client.command_line.output import seconds, size
+from prefixcache_client.command_line.output import seconds, share, size
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,11 @@ def figures_table(figures: Iterable[Figure], *, title: str) -> Table:
 def percentile(values: Sequence[float], percent: float) -> float:
     """The smallest value that `percent` of the values do not exceed. Requires: at least one value."""
     return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
+
+
+def share_of_unshared(part: float, unshared: float) -> str:
+    """The note of a figure whose next row is the value without sharing."""
+    return f"{share(part, unshared)} of that without sharing"
 
 
 def _shown(value: float, unit: str) -> str:

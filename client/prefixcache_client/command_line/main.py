@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 
 from prefixcache_client.command_line import bench, chat, demo, generate, serve, stats, tree
+from prefixcache_client.command_line.arguments import Parser
 from prefixcache_client.errors import PrefixCacheClientError
 
 _COMMANDS = (serve, generate, chat, stats, tree, demo, bench)
@@ -41,11 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The parser of the whole command line."""
-    parser = argparse.ArgumentParser(
-        prog="prefixcache", description="A prefix-sharing KV-cache service for language models."
-    )
+    parser = Parser(prog="prefixcache", description="A prefix-sharing KV-cache service for language models.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version('prefixcache')}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in _COMMANDS:
         command.add_parser(subparsers)

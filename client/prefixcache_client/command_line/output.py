@@ -42,12 +42,16 @@ def write_result(result: T, json_path: str | None, draw: Callable[[T], Renderabl
 def write_stream(events: Iterable[Event]) -> Generation:
     """Write each piece of a one-choice answer to standard output as it arrives; the whole answer."""
     seen = []
-    for event in events:
-        seen.append(event)
-        if isinstance(event, Delta):
-            sys.stdout.write(printable(event.text))
+    try:
+        for event in events:
+            seen.append(event)
+            if isinstance(event, Delta):
+                sys.stdout.write(printable(event.text))
+                sys.stdout.flush()
+    finally:
+        if seen:  # whatever follows, an error too, begins a line of its own
+            sys.stdout.write("\n")
             sys.stdout.flush()
-    sys.stdout.write("\n")
     return generation_from_events(seen)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from prefixcache_client.answers import Event, Generation, Stats, generation_from_events
 from prefixcache_client.async_client import AsyncClient
-from prefixcache_client.command_line.figures import Figure, percentile
+from prefixcache_client.command_line.figures import Figure, percentile, share_of_unshared
 from prefixcache_client.command_line.output import share
 from prefixcache_client.errors import PrefixCacheClientError
 
@@ -143,9 +143,14 @@ class SharedPrefixLoad:
             ),
             Figure("output", generated / measurement.total_seconds, "tokens/s", note=f"{generated:,} tokens"),
             Figure("prompt tokens cached", cached, "tokens", note=f"{share(cached, prompt)} of {prompt:,}"),
-            Figure("KV in use at the peak", peak_bytes, "bytes", note=share(peak_bytes, peak_bytes_unshared)),
+            Figure(
+                "KV in use at the peak",
+                peak_bytes,
+                "bytes",
+                note=share_of_unshared(peak_bytes, peak_bytes_unshared),
+            ),
             Figure("KV at the peak without sharing", peak_bytes_unshared, "bytes"),
-            Figure("KV rows read", rows_read, "rows", note=share(rows_read, rows_unshared)),
+            Figure("KV rows read", rows_read, "rows", note=share_of_unshared(rows_read, rows_unshared)),
             Figure("KV rows without sharing", rows_unshared, "rows"),
         ]
 

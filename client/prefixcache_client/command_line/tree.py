@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -21,7 +22,11 @@ def add_parser(subparsers: Subparsers) -> None:
     """`tree`."""
     parser = subparsers.add_parser("tree", help="draw the radix tree of a worker")
     parser.add_argument(
-        "--max-depth", type=common.non_negative_int, default=0, help="leave out deeper nodes (0: none)"
+        "--max-depth",
+        type=common.non_negative_int,
+        default=0,
+        metavar="N",
+        help="draw the N levels below the root (default: 0, which draws all)",
     )
     common.add_connection(parser)
     common.add_json(parser)
@@ -32,15 +37,21 @@ def run(arguments: argparse.Namespace) -> int:
     """Draw the tree."""
     with common.connect(arguments) as client:
         nodes = client.tree(max_depth=arguments.max_depth)
-    write_result(nodes, arguments.json, draw_tree)
+    write_result(nodes, arguments.json, partial(draw_tree, max_depth=arguments.max_depth))
     return 0
 
 
-def draw_tree(nodes: Sequence[TreeNode]) -> Tree:
-    """The tree with one line per node. Requires: parents before their children. O(nodes)."""
+def draw_tree(nodes: Sequence[TreeNode], *, max_depth: int = 0) -> Tree:
+    """The tree with one line per node. `max_depth` is where `nodes` were cut off; 0: nowhere.
+
+    Requires: parents before their children. O(nodes).
+    """
     now = max((node.last_used for node in nodes), default=0)
     num_blocks = sum(node.num_blocks for node in nodes)
-    root = Tree(Text(f"root: {count(len(nodes), 'node')}, {count(num_blocks, 'block')}", style="bold"))
+    title = f"root: {count(len(nodes), 'node')}, {count(num_blocks, 'block')}"
+    if max_depth:
+        title += f"; nodes below level {max_depth} are left out"
+    root = Tree(Text(title, style="bold"))
     branches = {0: root}
     for node in nodes:
         branches[node.id] = branches[node.parent_id].add(_label(node, now))
@@ -53,7 +64,7 @@ def _label(node: TreeNode, now: int) -> Text:
     label.append(f"  {count(node.num_tokens, 'token')} in {count(node.num_blocks, 'block')}")
     if node.num_readers:
         label.append(f", {count(node.num_readers, 'reader')}", style="bold")
-    label.append(f", age {now - node.last_used:,}", style="dim")
+    label.append(f", {count(now - node.last_used, 'use')} ago", style="dim")  # the clock ticks once per use
     if node.preview:
         label.append(f"  {printable(' '.join(node.preview.split()))}", style="italic")
     return label

@@ -168,11 +168,20 @@ def test_unusable_configurations_are_refused(folder, changes, message):
 # -- missing and damaged files ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors"])
 def test_a_missing_file_of_a_folder_is_named(folder, name):
     (folder / name).unlink()
     with pytest.raises(ConfigError, match=rf"{name}: missing.*fetch"):
         load_model(str(folder))
+
+
+def test_a_folder_without_a_configuration_is_no_model_folder(tmp_path):
+    (tmp_path / "notes.txt").write_text("nothing to serve")
+    with pytest.raises(ConfigError) as info:
+        load_model(str(tmp_path))
+    assert str(info.value) == (
+        f"{tmp_path}: not a model folder, it has no config.json; name a .gguf file or a model folder."
+    )
 
 
 @pytest.mark.parametrize("num_bytes", [0, 5, 500, -1])
@@ -199,11 +208,13 @@ def test_a_cut_short_gguf_file_is_named(tmp_path, fraction):
         load_model(str(path))
 
 
-def test_a_file_of_another_kind_is_named(tmp_path):
-    path = tmp_path / "model.gguf"
-    path.write_text("This is no model. " * 10)
-    with pytest.raises(ConfigError, match=r"model\.gguf: not a complete GGUF file"):
+@pytest.mark.parametrize("contents", ["This is no model. " * 10, "x", "GGU?"])
+def test_a_file_of_another_kind_is_named(tmp_path, contents):
+    path = tmp_path / "README.md"
+    path.write_text(contents)
+    with pytest.raises(ConfigError) as info:
         load_model(str(path))
+    assert str(info.value) == f"{path}: not a GGUF file; name a .gguf file or a model folder."
 
 
 def test_a_path_that_does_not_exist_is_named(tmp_path):

@@ -148,6 +148,34 @@ def test_a_toml_value_of_another_type_is_refused(value: str, tmp_path: Path):
         load_config(["--config", str(file)], {})
 
 
+def test_toml_keys_may_be_written_like_the_flags(tmp_path: Path):
+    file = tmp_path / "worker.toml"
+    file.write_text('kv-memory = "64MiB"\nblock-size = 32\nmax_running = 8\n')
+    config = load_config(["--config", str(file)], {})
+    assert config == WorkerConfig(kv_memory=64 << 20, block_size=32, max_running=8)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("block-size = 24", r"worker\.toml: block-size: '24' is not a power of two$"),
+        (
+            "block-size = 16\nblock_size = 32",
+            r"worker\.toml: block-size and .*worker\.toml: block_size are the same setting: keep one",
+        ),
+        (
+            "kv-memory = 1\nkv-blocks = 2",
+            r"worker\.toml: kv-memory and .*worker\.toml: kv-blocks exclude each other",
+        ),
+    ],
+)
+def test_an_error_names_a_toml_key_as_it_is_written(text: str, sentence: str, tmp_path: Path):
+    file = tmp_path / "worker.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=sentence):
+        load_config(["--config", str(file)], {})
+
+
 def test_a_missing_or_broken_file_is_named(tmp_path: Path):
     broken = tmp_path / "broken.toml"
     broken.write_bytes(b"model = \xff")
@@ -175,7 +203,7 @@ def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFi
     with pytest.raises(SystemExit) as caught:
         load_config(arguments, {})
     assert caught.value.code == 2
-    assert "unrecognized arguments" in capsys.readouterr().err
+    assert "prefixcache serve: error: unrecognized arguments" in capsys.readouterr().err
 
 
 def test_help_shows_every_flag_with_its_default(capsys: pytest.CaptureFixture[str]):
@@ -184,7 +212,9 @@ def test_help_shows_every_flag_with_its_default(capsys: pytest.CaptureFixture[st
     text = capsys.readouterr().out
     assert caught.value.code == 0
     assert all(setting.flag in text for setting in SETTINGS)
+    assert text.startswith("usage: prefixcache serve ")
     assert "(default 1GiB)" in text
+    assert "after SIGTERM or SIGINT; a second one stops at once" in " ".join(text.split())
 
 
 @pytest.mark.parametrize(

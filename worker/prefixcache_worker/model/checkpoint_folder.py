@@ -22,8 +22,12 @@ class CheckpointFolder:
     def __init__(self, path: Path) -> None:
         """Raises ConfigError if a file is missing, cut short, or contradicts the index."""
         self.path = path
+        if not (path / "config.json").is_file():
+            raise ConfigError(
+                f"{path}: not a model folder, it has no config.json; name a .gguf file or a model folder."
+            )
         self.config = self.read_json("config.json")
-        index = self.read_json(_INDEX_NAME, required=False)
+        index = self.read_json(_INDEX_NAME)
         file_names = sorted(set(index["weight_map"].values())) if index else [_SINGLE_NAME]
         self.weight_paths = [path / name for name in file_names]
         self._files: dict[str, Any] = {}  # tensor name to the open file that holds it
@@ -35,15 +39,13 @@ class CheckpointFolder:
     def description(self) -> str:
         return str(self.path)
 
-    def read_json(self, name: str, *, required: bool = True) -> Mapping[str, Any]:
-        """Contents of a JSON file in the folder; an empty mapping if it is absent and not required."""
+    def read_json(self, name: str) -> Mapping[str, Any]:
+        """Contents of a JSON file in the folder; an empty mapping if it is absent. Raises ConfigError."""
         path = self.path / name
-        if not path.is_file() and not required:
+        if not path.is_file():
             return {}
         try:
             contents = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise ConfigError(f"{path}: missing; a model folder needs it, fetch the folder again.") from error
         except ValueError as error:
             raise ConfigError(f"{path}: not valid JSON ({error}); fetch the file again.") from error
         if not isinstance(contents, dict):

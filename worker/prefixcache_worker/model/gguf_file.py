@@ -11,6 +11,7 @@ import torch
 
 from prefixcache_worker.errors import ConfigError
 
+_MAGIC = b"GGUF"
 _TENSOR_NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -37,6 +38,10 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         """Raises ConfigError if the file is no GGUF file or is cut short."""
         self.path = path
+        with path.open("rb") as file:
+            first_bytes = file.read(len(_MAGIC))
+        if not _MAGIC.startswith(first_bytes):
+            raise ConfigError(f"{path}: not a GGUF file; name a .gguf file or a model folder.")
         try:
             reader = gguf.GGUFReader(path)
             metadata = {name: field.contents() for name, field in reader.fields.items()}

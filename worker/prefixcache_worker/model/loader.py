@@ -70,11 +70,11 @@ def _load_folder(path: Path, device: torch.device) -> LoadedModel:
     folder = CheckpointFolder(path)
     config = config_from_hugging_face(
         folder.config,
-        generation_config=folder.read_json("generation_config.json", required=False),
+        generation_config=folder.read_json("generation_config.json"),
         name=path.resolve().name,
         source=str(path / "config.json"),
     )
-    settings = folder.read_json("tokenizer_config.json", required=False)
+    settings = folder.read_json("tokenizer_config.json")
     tokenizer = tokenizer_from_json(path / "tokenizer.json", settings, config)
     template_path = path / "chat_template.jinja"
     template = (

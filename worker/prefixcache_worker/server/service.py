@@ -99,23 +99,34 @@ async def serve_until_signal(
     drain_seconds: float,
     announce: Callable[[str, Worker], None],
 ) -> None:
-    """Bind, build, serve until SIGTERM or SIGINT, then drain.
+    """Bind, build, serve until SIGTERM or SIGINT, then drain until all has ended or a second signal comes.
 
-    `announce` hears the real address once the worker is ready. Raises ConfigError, and EngineStoppedError
-    when the engine broke: whoever watches the process should start a new one.
+    Signals mean what they meant to the caller until the worker is built. `announce` hears the real address
+    once the worker is ready. Raises ConfigError, and EngineStoppedError when the engine broke: whoever
+    watches the process should start a new one.
     """
     service = Service()
     bound_address = service.bind(address)
     worker = build()  # blocks, but nobody is served yet
-    stop_asked = asyncio.Event()
+    signals = asyncio.Semaphore(0)  # a permit for each that came
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop_asked.set)
+        asyncio.get_running_loop().add_signal_handler(number, signals.release)
     await service.start(worker)
     announce(bound_address, worker)
     broken = asyncio.ensure_future(worker.engine_loop.wait_broken())
-    asked = asyncio.ensure_future(stop_asked.wait())
+    asked = asyncio.ensure_future(signals.acquire())
     await asyncio.wait([asked, broken], return_when=asyncio.FIRST_COMPLETED)
-    logger.info("stopping: running requests have %g seconds to finish", drain_seconds)
-    await service.stop(drain_seconds=drain_seconds)
+    if asked.done():
+        logger.info(
+            "stopping: requests that still run have %g seconds to finish; a second signal stops at once",
+            drain_seconds,
+        )
+    stopped = asyncio.ensure_future(service.stop(drain_seconds=drain_seconds))
+    asked_again = asyncio.ensure_future(signals.acquire())
+    await asyncio.wait([stopped, asked_again], return_when=asyncio.FIRST_COMPLETED)
+    if not stopped.done():
+        logger.info("stopping at once")
+        await worker.engine_loop.stop(drain_seconds=0)  # gives up what the first stop waits for
+    await stopped
     if broken.done():
         raise EngineStoppedError("the engine broke, see the log; start the worker again")
