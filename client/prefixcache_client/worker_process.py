@@ -65,8 +65,12 @@ class WorkerProcess:
             text=True,
             start_new_session=True,
         )
-        self._reader = threading.Thread(target=self._read_output, name="worker-output", daemon=True)
-        self._reader.start()
+        try:
+            self._reader = threading.Thread(target=self._read_output, name="worker-output", daemon=True)
+            self._reader.start()
+        except BaseException:  # a signal just now: `__exit__` will not be called
+            self.stop()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
