@@ -342,3 +342,11 @@ def test_any_message_becomes_a_sound_request_or_an_invalid_request_error(
     assert all(request.stop_conditions.stop)
     assert 1 <= request.num_choices <= 64
     assert 0 <= request.num_public_tokens <= len(request.prompt_token_ids)
+
+
+def test_detokenize_takes_no_more_ids_than_the_context():
+    """Longer lists would hold up every stream while they are copied and decoded."""
+    most = [1] * MODEL.context_length
+    assert token_ids_from_detokenize(pb.DetokenizeRequest(token_ids=most), model=MODEL) == most
+    with pytest.raises(InvalidRequestError, match=f"has {MODEL.context_length + 1} ids; at most"):
+        token_ids_from_detokenize(pb.DetokenizeRequest(token_ids=[*most, 1]), model=MODEL)

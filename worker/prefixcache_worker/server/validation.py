@@ -94,7 +94,13 @@ def token_ids_from_tokenize(message: inference_pb2.TokenizeRequest, *, model: Se
 
 
 def token_ids_from_detokenize(message: inference_pb2.DetokenizeRequest, *, model: ServedModel) -> list[int]:
-    """The ids to turn into text; none is fine."""
+    """The ids to turn into text; none is fine, and at most as many as the context takes."""
+    num_ids = len(message.token_ids)
+    _require(
+        num_ids <= model.context_length,
+        "token_ids",
+        f"has {num_ids} ids; at most {model.context_length}, the context, are taken",
+    )
     return _known_ids(message.token_ids, "token_ids", model.vocabulary_size)
 
 
