@@ -41,9 +41,6 @@ def _serve(config: WorkerConfig) -> None:
     # answer with one sentence. Whoever debugs asks for more.
     if os.environ.get("GRPC_VERBOSITY", "ERROR") == "ERROR":
         os.environ["GRPC_VERBOSITY"] = "NONE"
-    # Model threads that wait for one another spin for so many turns before they sleep. The default, some
-    # milliseconds, takes the cores from the threads that talk to clients.
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     # Here, because torch takes seconds to import: --help and a wrong flag must not wait for it.
     from prefixcache_worker.server.build import Worker, build_worker
     from prefixcache_worker.server.service import serve_until_signal
