@@ -33,7 +33,7 @@ def choose_backend(name: str, store: KvStore) -> AttentionBackend:
     except NativeLibraryError as error:
         if name == "native":
             raise ConfigError(f"--attention native: {error}; or use --attention torch") from error
-        logger.info("attention in plain torch, two to four times slower: %s", error)
+        logger.info("attention in plain torch, which is slower: %s", error)
         return CpuAttention
     logger.info("attention by the compiled kernel")
     return NativeAttention

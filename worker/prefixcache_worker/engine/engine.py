@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from prefixcache import PrefixCache
+from prefixcache import CacheStats, PrefixCache
 from prefixcache_worker.attention.backend import AttentionBackend
 from prefixcache_worker.attention.cpu import CpuAttention
 from prefixcache_worker.attention.kv_store import KvStore
@@ -193,8 +193,7 @@ class Engine:
 
     def stats(self, *, reset_peaks: bool = False) -> EngineStats:
         """All counts now. With `reset_peaks` the peaks start anew after this reading."""
-        counters, cache = self._counters, self.cache.stats()
-        self._note_peaks()
+        counters, cache = self._counters, self._note_peaks()
         stats = EngineStats(
             blocks=BlockStats(
                 total=cache.num_blocks,
@@ -256,10 +255,12 @@ class Engine:
                 self._counters.prompt_tokens += sequence.num_prompt_tokens
                 self._counters.cached_tokens += answer.num_cached_tokens
 
-    def _note_peaks(self) -> None:
+    def _note_peaks(self) -> CacheStats:
+        """Raise the peaks to what is held now, and return the counts that were read for it."""
         cache, counters = self.cache.stats(), self._counters
         counters.peak_live = max(counters.peak_live, cache.num_live)
         counters.peak_live_unshared = max(counters.peak_live_unshared, cache.num_live_unshared)
+        return cache
 
     def _execute_copies(self, batch: Batch) -> None:
         for sequence, _ in batch.spans:
