@@ -1,41 +1,83 @@
 """A prefix-sharing KV cache: the bookkeeping. Ids, counts and a tree; never a tensor."""
 
+from prefixcache.block_keys import BlockKey, BlockKeys
 from prefixcache.block_pool import BlockId
 from prefixcache.cache import PrefixCache
 from prefixcache.errors import (
     DoubleFreeError,
+    EventConflictError,
+    EventGapError,
     ForeignHandleError,
     HandleReleasedError,
     InvalidArgumentError,
+    NotCachedError,
+    NotPublisherError,
     OutOfBlocksError,
     PendingCopiesError,
+    PinExpiredError,
+    PinLimitError,
     PrefixCacheError,
+    QuotaExceededError,
+    SnapshotDamagedError,
+    SnapshotMismatchError,
+    UnknownTenantError,
 )
+from prefixcache.events import BlocksRemoved, BlocksStored, CacheCleared, EventLog
+from prefixcache.eviction_policies import POLICIES
+from prefixcache.explain import Divergence, Explanation, MissCause
 from prefixcache.handle import BlockCopy, CacheHandle
+from prefixcache.history import Loss, Tombstone
 from prefixcache.inspection import CacheStats, NodeDump
 from prefixcache.namespace import Namespace
+from prefixcache.pins import Pin
+from prefixcache.quota import TenantQuota, TenantUsage
 from prefixcache.radix_tree import Match
 from prefixcache.token_chunks import ChunkHash, PackedTokens, TokenIds, pack_tokens, unpack_tokens
 
 __all__ = [
+    "POLICIES",
     "BlockCopy",
     "BlockId",
+    "BlockKey",
+    "BlockKeys",
+    "BlocksRemoved",
+    "BlocksStored",
+    "CacheCleared",
     "CacheHandle",
     "CacheStats",
     "ChunkHash",
+    "Divergence",
     "DoubleFreeError",
+    "EventConflictError",
+    "EventGapError",
+    "EventLog",
+    "Explanation",
     "ForeignHandleError",
     "HandleReleasedError",
     "InvalidArgumentError",
+    "Loss",
     "Match",
+    "MissCause",
     "Namespace",
     "NodeDump",
+    "NotCachedError",
+    "NotPublisherError",
     "OutOfBlocksError",
     "PackedTokens",
     "PendingCopiesError",
+    "Pin",
+    "PinExpiredError",
+    "PinLimitError",
     "PrefixCache",
     "PrefixCacheError",
+    "QuotaExceededError",
+    "SnapshotDamagedError",
+    "SnapshotMismatchError",
+    "TenantQuota",
+    "TenantUsage",
     "TokenIds",
+    "Tombstone",
+    "UnknownTenantError",
     "pack_tokens",
     "unpack_tokens",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import NewType
 
@@ -9,6 +10,9 @@ from prefixcache.errors import DoubleFreeError, InvalidArgumentError, OutOfBlock
 
 BlockId = NewType("BlockId", int)
 """Index of one block: `block_size` tokens of KV in all layers."""
+
+_LEFT_TREE = 1
+_FIRST_EPOCH = 2
 
 OnFree = Callable[[list[BlockId]], None]
 """Told which blocks have just become free."""
@@ -20,22 +24,40 @@ class BlockPool:
     A block is *cached* while one of its references is the tree's, *idle* when that is its only
     one, and *live* while anybody else refers to it.
 
+    A block that leaves the tree while it is live keeps the tree's reference as a *stale* one, and
+    is free as soon as only that is left. `forget_cached` makes all blocks leave the tree at once:
+    those that were idle count as free already and are put into the free list when it runs short.
+
     Invariants, proved by `check`:
     - a block is in the free list, once, exactly when its count is zero;
     - a cached block has a count of at least one;
-    - `num_idle` is the number of cached blocks with a count of one.
+    - `num_idle` is the number of cached blocks with a count of one;
+    - the stale blocks with a count of one are those not swept yet, and none is before the sweep.
     """
 
-    __slots__ = ("_free_ids", "_is_cached", "_num_idle", "_on_free", "_ref_counts")
+    __slots__ = (
+        "_cached_in_epoch",
+        "_epoch",
+        "_free_ids",
+        "_next_swept",
+        "_num_idle",
+        "_num_unswept",
+        "_on_free",
+        "_ref_counts",
+    )
 
     def __init__(self, num_blocks: int, *, on_free: OnFree | None = None) -> None:
         """All blocks free. Raises InvalidArgumentError when `num_blocks` is less than one."""
         if num_blocks < 1:
             raise InvalidArgumentError(f"num_blocks is {num_blocks}; a pool needs at least 1 block")
         self._ref_counts = [0] * num_blocks
-        self._is_cached = bytearray(num_blocks)
+        self._cached_in_epoch = array("I", bytes(4 * num_blocks))
+        """0 for a block that was in no tree, the current epoch if it is, anything else if it is stale."""
+        self._epoch = _FIRST_EPOCH
         self._free_ids = [BlockId(i) for i in reversed(range(num_blocks))]  # a stack, lowest id on top
         self._num_idle = 0
+        self._num_unswept = 0
+        self._next_swept = 0
         self._on_free = on_free
 
     @property
@@ -44,7 +66,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        return len(self._free_ids)
+        return len(self._free_ids) + self._num_unswept
 
     @property
     def num_idle(self) -> int:
@@ -54,19 +76,25 @@ class BlockPool:
         return self._ref_counts[block_id]
 
     def is_cached(self, block_id: BlockId) -> bool:
-        return bool(self._is_cached[block_id])
+        return self._cached_in_epoch[block_id] == self._epoch
+
+    def is_stale(self, block_id: BlockId) -> bool:
+        """Whether one of its references is that of a tree that was forgotten."""
+        return self._cached_in_epoch[block_id] not in (0, self._epoch)
 
     def is_idle(self, block_id: BlockId) -> bool:
-        return self._ref_counts[block_id] == 1 and bool(self._is_cached[block_id])
+        return self._ref_counts[block_id] == 1 and self._cached_in_epoch[block_id] == self._epoch
 
     def allocate(self, count: int) -> list[BlockId]:
         """Take `count` free blocks, one reference each, or raise OutOfBlocksError and take none.
 
         Ids ascend as long as the free list allows it, because attention reads neighbouring
-        blocks faster. O(count).
+        blocks faster. O(count), and over time O(num_blocks) for each `forget_cached`.
         """
-        if count > len(self._free_ids):
+        if count > self.num_free:
             raise OutOfBlocksError(num_needed=count, num_free=self.num_free, num_idle=self._num_idle)
+        if count > len(self._free_ids):
+            self._sweep(count - len(self._free_ids))
         cut = len(self._free_ids) - count
         taken = self._free_ids[cut:]
         del self._free_ids[cut:]
@@ -77,69 +105,109 @@ class BlockPool:
 
     def retain(self, block_ids: Sequence[BlockId]) -> None:
         """Add one reference to each block. Requires: none is free. O(blocks)."""
-        counts, is_cached, num_woken = self._ref_counts, self._is_cached, 0
+        counts, cached_in, epoch, num_woken = self._ref_counts, self._cached_in_epoch, self._epoch, 0
         for block_id in block_ids:
             count = counts[block_id]
             assert count, f"retain of free block {block_id}"
-            if count == 1:
-                num_woken += is_cached[block_id]
+            if count == 1 and cached_in[block_id] == epoch:
+                num_woken += 1
             counts[block_id] = count + 1
         self._num_idle -= num_woken
 
-    def release(self, block_ids: Sequence[BlockId]) -> None:
-        """Drop one reference of each block; blocks without any become free. O(blocks).
+    def release(self, block_ids: Sequence[BlockId]) -> int:
+        """Drop one reference of each block; blocks without any but a stale one become free. O(blocks).
 
+        Returns how many became free that were never in the tree.
         Raises DoubleFreeError, and changes nothing, when a block has no reference to drop
         besides the tree's, which only `remove_cached` drops.
         """
-        counts, is_cached = self._ref_counts, self._is_cached
-        num_idled, freed, overdrawn = 0, [], []
+        counts, cached_in, epoch = self._ref_counts, self._cached_in_epoch, self._epoch
+        num_idled, num_stale, freed, overdrawn = 0, 0, [], []
         for block_id in block_ids:
             count = counts[block_id] - 1
             counts[block_id] = count
-            if count == 1:
-                num_idled += is_cached[block_id]
-            elif count < 1:
-                if count < 0 or is_cached[block_id]:
+            if count < 2:
+                cached_epoch = cached_in[block_id]
+                num_trees = cached_epoch != 0  # how many references are a tree's
+                if count < num_trees:
                     overdrawn.append(block_id)
-                else:
-                    freed.append(block_id)
+                elif count == num_trees:
+                    if cached_epoch == epoch:
+                        num_idled += 1
+                    else:
+                        num_stale += num_trees
+                        freed.append(block_id)
         if overdrawn:
             for block_id in block_ids:
                 counts[block_id] += 1
             raise DoubleFreeError(f"blocks {overdrawn} are released more often than they were retained")
         self._num_idle += num_idled
         self._put_back(freed)
+        return len(freed) - num_stale
 
-    def add_cached(self, block_ids: Sequence[BlockId]) -> None:
-        """The tree takes one reference of each block. Requires: live, and not cached yet. O(blocks)."""
+    def add_cached(self, block_ids: Sequence[BlockId]) -> int:
+        """The tree takes one reference of each block, its stale one if it was in the tree before. O(blocks).
+
+        Returns how many were not. Requires: live, and not in the tree.
+        """
+        num_new = 0
         for block_id in block_ids:
             assert self._ref_counts[block_id] > 0, f"free block {block_id} put into the tree"
-            assert not self._is_cached[block_id], f"block {block_id} put into the tree twice"
-            self._ref_counts[block_id] += 1
-            self._is_cached[block_id] = 1
+            cached_epoch = self._cached_in_epoch[block_id]
+            assert cached_epoch <= _LEFT_TREE, f"block {block_id} put into the tree twice, or after a reset"
+            if not cached_epoch:
+                num_new += 1
+                self._ref_counts[block_id] += 1
+            self._cached_in_epoch[block_id] = self._epoch
+        return num_new
 
     def remove_cached(self, block_ids: Sequence[BlockId]) -> None:
-        """The tree drops its reference of each block; idle ones become free. O(blocks)."""
+        """The blocks leave the tree: idle ones become free, live ones stale. O(blocks)."""
         freed = []
         for block_id in block_ids:
-            assert self._is_cached[block_id], f"block {block_id} is not in the tree"
-            self._ref_counts[block_id] -= 1
-            self._is_cached[block_id] = 0
-            if not self._ref_counts[block_id]:
+            assert self.is_cached(block_id), f"block {block_id} is not in the tree"
+            if self._ref_counts[block_id] == 1:
                 freed.append(block_id)
+            else:
+                self._cached_in_epoch[block_id] = _LEFT_TREE
         self._num_idle -= len(freed)
         self._put_back(freed)
 
+    def forget_cached(self) -> None:
+        """All cached blocks leave the tree: idle ones are free, live ones as soon as released. O(1)."""
+        self._epoch += 1
+        self._num_unswept += self._num_idle
+        self._num_idle = 0
+        self._next_swept = 0
+
     def check(self) -> None:
         """Raise AssertionError if an invariant is broken. For tests. O(blocks log blocks)."""
-        assert sorted(self._free_ids) == [i for i, count in enumerate(self._ref_counts) if count == 0]
-        assert all(count >= cached for count, cached in zip(self._ref_counts, self._is_cached, strict=True))
-        assert self._num_idle == sum(map(self.is_idle, map(BlockId, range(self.num_blocks))))
+        counts, all_ids = self._ref_counts, list(map(BlockId, range(self.num_blocks)))
+        assert sorted(self._free_ids) == [i for i in all_ids if counts[i] == 0]
+        assert all(counts[i] >= (self._cached_in_epoch[i] != 0) for i in all_ids)
+        assert self._num_idle == sum(map(self.is_idle, all_ids))
+        unswept = [i for i in all_ids if counts[i] == 1 and self.is_stale(i)]
+        assert self._num_unswept == len(unswept)
+        assert all(i >= self._next_swept for i in unswept)
+
+    def _sweep(self, count: int) -> None:
+        """Put the next `count` stale blocks that nobody holds into the free list."""
+        freed: list[BlockId] = []
+        block_id = self._next_swept
+        while len(freed) < count:
+            if self._ref_counts[block_id] == 1 and self.is_stale(BlockId(block_id)):
+                freed.append(BlockId(block_id))
+            block_id += 1
+        self._next_swept = block_id
+        self._num_unswept -= count
+        self._put_back(freed)
 
     def _put_back(self, freed: list[BlockId]) -> None:
         if freed:
             freed.sort(reverse=True)  # so that the stack hands them out in ascending order again
+            for block_id in freed:
+                self._ref_counts[block_id] = 0
+                self._cached_in_epoch[block_id] = 0
             self._free_ids.extend(freed)
             if self._on_free is not None:
                 self._on_free(freed)

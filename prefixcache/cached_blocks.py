@@ -2,64 +2,134 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from prefixcache.block_keys import KEY_BYTES, BlockKey, unpack_keys
 from prefixcache.block_pool import BlockId, BlockPool
-from prefixcache.errors import OutOfBlocksError
+from prefixcache.errors import OutOfBlocksError, QuotaExceededError
+from prefixcache.events import EventLog
 from prefixcache.eviction import EvictionOrder
-from prefixcache.radix_node import RadixNode
+from prefixcache.eviction_policies import EvictionPolicy
+from prefixcache.eviction_room import num_idle_above_floors, num_idle_at_end, num_idle_at_hand, num_own_idle
+from prefixcache.history import History, Loss, Tombstone
+from prefixcache.quota import MAX_PAYERS, TenantAccount, TenantLedger
+from prefixcache.radix_node import RadixNode, Visit
 from prefixcache.radix_tree import Path, RadixTree
 
 
 class CachedBlocks:
-    """Keeps the pool, the tree and the eviction order in step: whatever changes one goes through here.
+    """Keeps pool, tree, eviction order, ledger, history and events in step: all changes go through here.
 
-    Knows nothing of handles. Time is logical: every `touch` is one tick.
+    Knows nothing of handles. Time is logical: requests are numbered, and a node was last used
+    when it was last touched, by the number of the latest request.
 
     Invariants, proved by `check`:
     - the cached blocks of the pool are those of the tree;
-    - nothing idle is ever above something live, so every idle block can be evicted;
+    - nothing idle is ever above something live, so every idle block can be evicted, quotas aside;
     - the eviction order has exactly the leaves whose last block is idle;
+    - owners and payers are charged for exactly what they have in the tree;
     - no node was used later than now;
     - those of the pool and the tree.
     """
 
-    __slots__ = ("_clock", "_eviction_order", "_num_evicted", "_pool", "_tree")
+    __slots__ = (
+        "_clock",
+        "_events",
+        "_history",
+        "_last_tick",
+        "_ledger",
+        "_num_evicted",
+        "_order",
+        "_policy",
+        "_pool",
+        "_tree",
+    )
 
-    def __init__(self, pool: BlockPool, tree: RadixTree) -> None:
-        """Requires: both are empty, and nobody else changes them."""
+    def __init__(
+        self,
+        pool: BlockPool,
+        tree: RadixTree,
+        ledger: TenantLedger,
+        policy: EvictionPolicy,
+        history: History,
+        events: EventLog | None,
+        clock: Callable[[], float],
+    ) -> None:
+        """Requires: all are empty, and nobody else changes them."""
         self._pool = pool
         self._tree = tree
-        self._eviction_order = EvictionOrder()
-        self._clock = 0
+        self._ledger = ledger
+        self._policy = policy
+        self._order = EvictionOrder(policy)
+        self._history = history
+        self._events = events
+        self._clock = clock
+        self._last_tick = 0
         self._num_evicted = 0
+
+    @property
+    def last_tick(self) -> int:
+        """Number of the latest request."""
+        return self._last_tick
 
     @property
     def num_evicted(self) -> int:
         """Blocks evicted so far."""
         return self._num_evicted
 
-    @property
-    def num_available(self) -> int:
-        """Blocks that can be had: the free ones, and the idle ones by eviction."""
-        return self._pool.num_free + self._pool.num_idle
+    def next_tick(self) -> int:
+        """Number the next request."""
+        self._last_tick += 1
+        return self._last_tick
 
-    def require_available(self, num_blocks: int) -> None:
-        """Raise OutOfBlocksError unless `allocate` would find so many."""
-        if num_blocks > self.num_available:
+    def num_available(self, account: TenantAccount) -> int:
+        """Blocks that this tenant can have: the free ones, and by eviction those idle ones it may take.
+
+        O(1), or O(nodes) when other tenants have floors.
+        """
+        if not self._ledger.has_floors(besides=account):
+            return self._pool.num_free + self._pool.num_idle
+        return self._pool.num_free + num_idle_above_floors(self._pool, self._tree, account)
+
+    def require_available(self, num_blocks: int, account: TenantAccount) -> None:
+        """Raise QuotaExceededError or OutOfBlocksError unless `allocate` would find so many.
+
+        O(1); with floors or at a ceiling O(leaves looked at until there are enough), at worst O(nodes).
+        """
+        num_over = account.num_blocks_over_ceiling(num_blocks)
+        if num_over and num_over > (num_own := num_own_idle(self._pool, self._tree, account, num_over)):
+            assert account.quota.ceiling_blocks is not None
+            raise QuotaExceededError(
+                tenant=account.tenant,
+                num_needed=num_blocks,
+                ceiling_blocks=account.quota.ceiling_blocks,
+                num_charged=account.num_charged_blocks,
+                num_idle=num_own,
+            )
+        num_missing, num_evictable = num_blocks - self._pool.num_free, self._pool.num_idle
+        if 0 < num_missing <= num_evictable and self._ledger.has_floors(besides=account):
+            num_evictable = num_idle_at_hand(self._pool, self._order, account, num_missing)
+            if num_evictable < num_missing:
+                num_evictable = num_idle_above_floors(self._pool, self._tree, account)
+        if num_missing > num_evictable:
             raise OutOfBlocksError(
-                num_needed=num_blocks, num_free=self._pool.num_free, num_idle=self._pool.num_idle
+                num_needed=num_blocks, num_free=self._pool.num_free, num_idle=num_evictable
             )
 
-    def allocate(self, num_blocks: int) -> list[BlockId]:
+    def allocate(self, num_blocks: int, account: TenantAccount) -> list[BlockId]:
         """Take free blocks, evicting as many as are missing. Requires: so many are available.
 
         O(num_blocks + evicted * log leaves).
         """
+        num_over = account.num_blocks_over_ceiling(num_blocks)
+        if num_over:
+            num_evicted = self._evict_own(account, num_over, account)
+            assert num_evicted == num_over, "an idle block of its own could not be evicted"
         num_missing = num_blocks - self._pool.num_free
         if num_missing > 0:
-            num_evicted = self.evict(num_missing)
+            num_evicted = self.evict(num_missing, account)
             assert num_evicted == num_missing, "an idle block could not be evicted"
+        account.num_own_blocks += num_blocks
         return self._pool.allocate(num_blocks)
 
     def retain(self, block_ids: Sequence[BlockId]) -> None:
@@ -67,64 +137,136 @@ class CachedBlocks:
         self._pool.retain(block_ids)
         self._reconsider_deepest(block_ids)
 
-    def release(self, block_ids: Sequence[BlockId]) -> None:
-        """Drop one reference of each; what is cached stays until it is evicted.
+    def release(self, block_ids: Sequence[BlockId], account: TenantAccount) -> None:
+        """Drop one reference of each, held for this tenant; what is cached stays until it is evicted.
 
         Requires: the cached ones lie on one path, the deepest last. O(blocks + log leaves).
         """
-        self._pool.release(block_ids)
+        account.num_own_blocks -= self._pool.release(block_ids)
         self._reconsider_deepest(block_ids)
 
-    def touch(self, path: Path) -> RadixNode:
-        """One tick: the path is used now. Returns the node that ends with it, or the root.
+    def touch(self, path: Path, visit: Visit, *, is_new_use: bool) -> RadixNode:
+        """The path is used now. Returns the node that ends with it, or the root.
 
-        A node that goes on behind the path is split there, so that the rest keeps its age.
+        A node that goes on behind the path is split there, so that the rest keeps its age. It is
+        a new use the first time that a request touches the path.
         Requires: the path's blocks are held, since ages must not change in the eviction order.
         O(depth), and the bytes of the edge that is split.
         """
         end = path.end
         if path.num_end_blocks < len(end.block_ids):
             end = self._tree.split(end, path.num_end_blocks)
-        self._clock += 1
         node = end
         while node.parent is not None:
-            node.last_used = self._clock
+            node.last_used = self._last_tick
+            if is_new_use:
+                node.num_uses += 1
+                node.turn = max(node.turn, visit.turn)
+                if visit.priority >= node.priority:
+                    node.priority, node.priority_ends = visit.priority, visit.priority_ends
+            if node.is_public and node.payers[-1] is not visit.account:
+                self._charge(node, visit.account)
+            self._policy.used(node)
             node = node.parent
         return end
 
     def insert(
-        self, parent: RadixNode, scope: bytes, edge: bytes, block_ids: list[BlockId]
+        self,
+        parent: RadixNode,
+        scope: bytes,
+        edge: bytes,
+        block_ids: list[BlockId],
+        visit: Visit,
+        *,
+        is_output: bool,
     ) -> RadixNode | None:
         """Put a run, or a tail, below `parent`, in the place of a tail that it makes superfluous.
 
-        Returns the node that now ends with it; None, and nothing has changed, when another chunk
-        with the same hash has its place. Requires: live blocks whose rows are written, behind the
-        end of the path touched last. O(bytes + log nodes).
+        A leaf grows only by blocks that the request which made it adds. Returns the node that now
+        ends with the run; None, and nothing has changed, when another chunk with the same hash has
+        its place. Requires: live blocks whose rows are written, behind the end of the path touched
+        last. O(bytes + log nodes).
         """
-        if self._tree.is_taken(parent, scope, edge):
+        tree = self._tree
+        if tree.is_taken(parent, scope, edge):
             return None
-        tail = self._tree.superseded_tail(parent, scope, edge)
+        tail = tree.superseded_tail(parent, scope, edge)
         if tail is not None:
-            self._drop(tail, num_blocks=1)
-        self._pool.add_cached(block_ids)
-        return self._tree.insert(parent, scope, edge, block_ids, last_used=self._clock)
+            self._policy.removed(tail, 1, is_evicted=False)
+            self._drop(tail, 1)
+        visit.account.num_own_blocks -= self._pool.add_cached(block_ids)
+        is_whole = len(edge) >= tree.chunk_bytes
+        if is_whole and _is_continued(parent, scope, visit, is_output):
+            node = parent
+            tree.grow(node, edge, block_ids)
+        else:
+            owner = visit.account if scope else self._ledger.public
+            node = tree.insert(parent, scope, edge, block_ids, owner)
+            node.created = visit.tick
+            node.last_used = self._last_tick
+            node.turn, node.is_output = visit.turn, is_output
+            node.priority, node.priority_ends = visit.priority, visit.priority_ends
+        num_blocks = len(block_ids)
+        node.owner.num_cached_blocks += num_blocks
+        if node.is_public:
+            self._ledger.charge(node.payers, num_blocks)
+            self._charge(node, visit.account)
+        elif node.owner.quota.floor_blocks:
+            self._order.unpark(node.owner, node.owner.num_surplus_blocks)
+        self._policy.inserted(node, num_blocks, self._note_insertion(node, num_blocks) if is_whole else None)
+        return node
 
-    def evict(self, num_blocks: int) -> int:
+    def evict(self, num_blocks: int, account: TenantAccount | None = None) -> int:
         """Evict up to `num_blocks` idle blocks, and return how many there were.
 
-        Each is the last block of the leaf that was used least recently. O(num_blocks * log leaves).
+        Each is the last block of the coldest leaf. Blocks of tenants at their floor are left, but
+        those of `account`, for which it is done, go after all others. O(num_blocks * log leaves).
         """
         num_evicted = 0
-        while num_evicted < num_blocks and (leaf := self._eviction_order.coldest()) is not None:
-            num_dropped = 0
-            for block_id in reversed(leaf.block_ids):
-                if num_evicted + num_dropped == num_blocks or not self._pool.is_idle(block_id):
-                    break
-                num_dropped += 1
-            self._drop(leaf, num_dropped)
-            num_evicted += num_dropped
-        self._num_evicted += num_evicted
+        while num_evicted < num_blocks and (leaf := self._order.coldest(self._clock())) is not None:
+            limit = num_blocks - num_evicted
+            if leaf.owner.quota.floor_blocks and leaf.owner is not account:
+                limit = min(limit, leaf.owner.num_surplus_blocks)
+                if not limit:
+                    self._order.park(leaf)
+                    continue
+            num_evicted += self._evict_from(leaf, limit, account)
+        if account is not None and num_evicted < num_blocks:
+            num_evicted += self._evict_own(account, num_blocks - num_evicted, account)
         return num_evicted
+
+    def note_loss(self, key: BlockKey, loss: Loss, account: TenantAccount) -> None:
+        """Remember a run that is not in the tree for another reason than eviction."""
+        self._bury(key, Tombstone(loss, self._last_tick, self._clock(), "", account.tenant, 0, 0, 0))
+
+    def quota_changed(self, account: TenantAccount) -> None:
+        """O(leaves log leaves)."""
+        self._order.quota_changed(account)
+
+    def note_expiry(self, last_block_id: BlockId, seconds: float) -> None:
+        """Nothing keeps the path to this block any more since then, unless it has a priority. O(depth)."""
+        end = self._tree.node_ending_with(last_block_id)
+        assert end is not None
+        for node in end.lineage():
+            if not node.priority:
+                node.priority_ends = seconds
+
+    def is_end(self, block_id: BlockId) -> bool:
+        """Whether a node ends with this block."""
+        return self._tree.node_ending_with(block_id) is not None
+
+    def forget_all(self) -> None:
+        """The tree is empty from now on; what is held becomes free when it is released. O(tenants).
+
+        What was learned about the traffic stays.
+        """
+        self._pool.forget_cached()
+        self._ledger.forget_cached()
+        self._policy.cleared()
+        self._tree.clear()
+        self._order = EvictionOrder(self._policy)
+        if self._events is not None:
+            self._events.cleared()
 
     def check(self) -> None:
         """Raise AssertionError if an invariant is broken. For tests. O(everything)."""
@@ -136,13 +278,86 @@ class CachedBlocks:
         assert cached_ids == set(filter(self._pool.is_cached, all_ids))
         for node in nodes:
             assert node.parent is not None
-            assert node.last_used <= self._clock
+            assert node.last_used <= self._last_tick
             run = node.parent.block_ids[-1:] + node.block_ids
             is_idle = [self._pool.is_idle(block_id) for block_id in run]
             assert is_idle == sorted(is_idle)
-        self._eviction_order.check(
-            node for node in nodes if node.is_leaf and self._pool.is_idle(node.block_ids[-1])
-        )
+        self._order.check(node for node in nodes if node.is_leaf and self._pool.is_idle(node.block_ids[-1]))
+        self._ledger.check(nodes)
+
+    def _note_insertion(self, node: RadixNode, num_blocks: int) -> Tombstone | None:
+        """Tell the events; and recall, to be forgotten, what was known of the run while it was lost."""
+        if self._events is None and not self._history:
+            return None
+        keys = self._tree.keys_of(node)
+        start = len(keys) - num_blocks * KEY_BYTES
+        if self._events is not None:
+            parent_key = BlockKey(keys[start - KEY_BYTES : start]) if start else self._tree.key_above(node)
+            edge = node.edge[-num_blocks * self._tree.chunk_bytes :]
+            self._events.stored(parent_key, unpack_keys(keys[start:]), edge, node.is_public)
+        tombstone = self._history.pop(BlockKey(keys[start : start + KEY_BYTES]))
+        if tombstone is not None:
+            self._policy.forgotten(tombstone)
+        return tombstone
+
+    def _bury(self, key: BlockKey, tombstone: Tombstone) -> None:
+        self._policy.remembered(tombstone)
+        for forgotten in self._history.add(key, tombstone):
+            self._policy.forgotten(forgotten)
+
+    def _charge(self, node: RadixNode, account: TenantAccount) -> None:
+        """The account is the latest that pays for a public node."""
+        num_blocks = len(node.block_ids)
+        self._ledger.charge(node.payers, -num_blocks)
+        others = [payer for payer in node.payers if payer is not account]
+        node.payers = (*others[-(MAX_PAYERS - 1) :], account)
+        self._ledger.charge(node.payers, num_blocks)
+
+    def _evict_own(self, account: TenantAccount, num_blocks: int, lost_for: TenantAccount) -> int:
+        """Evict up to so many idle blocks of a tenant with a quota, whatever its floor."""
+        num_evicted = 0
+        while num_evicted < num_blocks and account.leaves:
+            leaf: RadixNode = account.leaves[0][-1]
+            num_evicted += self._evict_from(leaf, num_blocks - num_evicted, lost_for)
+        return num_evicted
+
+    def _evict_from(self, leaf: RadixNode, limit: int, account: TenantAccount | None) -> int:
+        """Evict idle blocks from the end of a leaf, at least one and at most `limit`."""
+        num_blocks = num_idle_at_end(self._pool, leaf, limit)
+        assert num_blocks
+        seconds = self._clock()
+        self._policy.removed(leaf, num_blocks, is_evicted=True)
+        self._num_evicted += num_blocks
+        leaf.owner.num_evicted_blocks += num_blocks
+        keys = unpack_keys(self._tree.keys_of(leaf)[-num_blocks * KEY_BYTES :])
+        if keys:  # a tail has none
+            tombstone = Tombstone(
+                loss=Loss.EXPIRED if leaf.priority_ends <= seconds else Loss.EVICTED,
+                tick=self._last_tick,
+                seconds=seconds,
+                policy=self._policy.name,
+                lost_for="" if account is None else account.tenant,
+                num_blocks=num_blocks,
+                queue=leaf.queue,
+                turn=leaf.turn,
+            )
+            self._bury(keys[0], tombstone)
+            if self._events is not None:
+                self._events.removed(keys[::-1], "evicted")
+        self._drop(leaf, num_blocks)
+        return num_blocks
+
+    def _drop(self, leaf: RadixNode, num_blocks: int) -> None:
+        """Take the last blocks of a leaf out of the tree."""
+        self._order.discard(leaf)
+        leaf.owner.num_cached_blocks -= num_blocks
+        self._ledger.charge(leaf.payers, -num_blocks)
+        dropped_ids = leaf.block_ids[-num_blocks:]
+        survivor = leaf if num_blocks < len(leaf.block_ids) else leaf.parent
+        self._tree.shrink(leaf, num_blocks)
+        self._pool.remove_cached(dropped_ids)
+        if survivor is not None and not survivor.is_root:
+            self._reconsider(survivor.block_ids[-1])
 
     def _reconsider_deepest(self, block_ids: Sequence[BlockId]) -> None:
         """After a change of counts along a path: only its deepest block can be the end of a leaf."""
@@ -156,16 +371,17 @@ class CachedBlocks:
         node = self._tree.node_ending_with(block_id)
         if node is not None:
             if node.is_leaf and self._pool.is_idle(block_id):
-                self._eviction_order.put(node)
+                self._order.put(node)
             else:
-                self._eviction_order.discard(node)
+                self._order.discard(node)
 
-    def _drop(self, leaf: RadixNode, num_blocks: int) -> None:
-        """Take the last blocks of a leaf out of the tree."""
-        self._eviction_order.discard(leaf)
-        dropped_ids = leaf.block_ids[-num_blocks:]
-        survivor = leaf if num_blocks < len(leaf.block_ids) else leaf.parent
-        self._tree.shrink(leaf, num_blocks)
-        self._pool.remove_cached(dropped_ids)
-        if survivor is not None and not survivor.is_root:
-            self._reconsider(survivor.block_ids[-1])
+
+def _is_continued(parent: RadixNode, scope: bytes, visit: Visit, is_output: bool) -> bool:
+    """Whether a run behind this node is of the same request, kind and age, so that one node holds both."""
+    return (
+        parent.created == visit.tick
+        and not parent.num_uses
+        and parent.is_leaf
+        and parent.scope == scope
+        and parent.is_output == is_output
+    )

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from prefixcache.block_pool import BlockId
 from prefixcache.namespace import Namespace
+from prefixcache.radix_node import Visit
 from prefixcache.token_chunks import TOKEN_BYTES, PackedTokens, unpack_tokens
 
 
@@ -30,12 +31,15 @@ class CacheHandle:
         "_block_size",
         "block_table",
         "copies",
+        "epoch",
         "is_released",
         "namespace",
         "num_cached_tokens",
+        "num_prompt_tokens",
         "num_public_tokens",
         "tokens",
         "use_cache",
+        "visit",
     )
 
     def __init__(
@@ -49,6 +53,8 @@ class CacheHandle:
         num_public_tokens: int,
         copies: list[BlockCopy],
         use_cache: bool,
+        visit: Visit,
+        epoch: int,
     ) -> None:
         self.namespace = namespace
         self.tokens = bytearray(tokens)
@@ -57,10 +63,14 @@ class CacheHandle:
         self.block_table = block_table
         self.num_cached_tokens = num_cached_tokens
         """Tokens at the beginning whose rows need not be computed once `copies` are executed."""
+        self.num_prompt_tokens = self.num_tokens
         self.num_public_tokens = num_public_tokens
         self.copies = copies
         """Orders not executed yet, to be executed before any row of the handle is read or written."""
         self.use_cache = use_cache
+        self.visit = visit
+        self.epoch = epoch
+        """Which tree its cached blocks are in; after a reset it publishes no more."""
         self.is_released = False
 
     @property
@@ -72,6 +82,28 @@ class CacheHandle:
     def token_ids(self) -> list[int]:
         """The tokens that have room. O(tokens)."""
         return unpack_tokens(self.tokens)
+
+    def forked(self) -> CacheHandle:
+        """Another handle on the same blocks, without their references."""
+        fork = CacheHandle(
+            namespace=self.namespace,
+            tokens=self.tokens,
+            block_size=self._block_size,
+            block_table=list(self.block_table),
+            num_cached_tokens=self.num_cached_tokens,
+            num_public_tokens=self.num_public_tokens,
+            copies=[],
+            use_cache=self.use_cache,
+            visit=self.visit,
+            epoch=self.epoch,
+        )
+        fork.num_prompt_tokens = self.num_prompt_tokens
+        return fork
+
+    @property
+    def num_prompt_chunks(self) -> int:
+        """Chunks at the beginning that are wholly of the prompt."""
+        return self.num_prompt_tokens // self._block_size
 
     @property
     def num_public_chunks(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prefixcache.block_pool import BlockId, BlockPool
-from prefixcache.namespace import PUBLIC_SCOPE, decode_fields
+from prefixcache.namespace import decode_fields
 from prefixcache.radix_node import RadixNode
 from prefixcache.token_chunks import unpack_tokens
 
@@ -17,9 +17,11 @@ class CacheStats:
     num_blocks: int
     num_free: int
     num_idle: int
-    """Cached blocks that no handle holds; they can be evicted."""
+    """Cached blocks that no handle holds; those that are not pinned can be evicted."""
     num_live: int
     """Blocks that at least one handle holds."""
+    num_pinned: int
+    """Blocks that pins hold, whether or not handles do too."""
     num_live_unshared: int
     """Blocks that the live handles would hold if none were shared."""
     num_evicted: int
@@ -49,7 +51,12 @@ class NodeDump:
     num_readers: int
     """The most handles that hold one block of the run."""
     last_used: int
-    """Logical time."""
+    """Number of the latest request when it was used last."""
+    num_uses: int
+    """Requests that used it after the one that made it."""
+    is_output: bool
+    """Whether its tokens were generated, and not a prompt's."""
+    priority: int
 
 
 def dump_node(node: RadixNode, domain: bytes, pool: BlockPool) -> NodeDump:
@@ -57,18 +64,20 @@ def dump_node(node: RadixNode, domain: bytes, pool: BlockPool) -> NodeDump:
     parent = node.parent
     assert parent is not None
     model, adapter = decode_fields(domain)
-    is_public = node.scope == PUBLIC_SCOPE
     num_readers = [pool.num_references(block_id) - 1 for block_id in node.block_ids]
     return NodeDump(
         id=node.serial,
         parent_id=0 if parent.is_root else parent.serial,
-        public=is_public,
+        public=node.is_public,
         model=model,
         adapter=adapter,
-        tenant="" if is_public else decode_fields(node.scope)[0],
+        tenant=node.owner.tenant,
         token_ids=tuple(unpack_tokens(node.edge)),
         block_ids=tuple(node.block_ids),
         num_live_blocks=sum(count > 0 for count in num_readers),
         num_readers=max(num_readers),
         last_used=node.last_used,
+        num_uses=node.num_uses,
+        is_output=node.is_output,
+        priority=node.priority,
     )

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from prefixcache.block_keys import KEY_BYTES, BlockKey, BlockKeys, unpack_keys
 from prefixcache.block_pool import BlockId
+from prefixcache.events import CachedRun
 from prefixcache.namespace import PUBLIC_SCOPE, Namespace
+from prefixcache.quota import TenantAccount
 from prefixcache.radix_node import ChildKey, RadixNode
 from prefixcache.sibling_index import SiblingIndex
 from prefixcache.token_chunks import TOKEN_BYTES, ChunkHash, num_common_tokens
@@ -48,6 +51,16 @@ class Path(NamedTuple):
         return block_ids
 
 
+class Elsewhere(NamedTuple):
+    """Who has how much of a prompt."""
+
+    domain: bytes
+    tenant: str
+    """Empty for public nodes."""
+    num_tokens: int
+    """Whole chunks of them."""
+
+
 _Branch = tuple[int, bytes, RadixNode, int]
 """How far one scope can be followed: bytes matched in all, scope, last node, blocks matched in it."""
 
@@ -67,23 +80,38 @@ class RadixTree:
     """
 
     __slots__ = (
+        "_block_keys",
         "_block_size",
         "_chunk_bytes",
         "_chunk_hash",
         "_last_serial",
         "_node_of_last_block",
+        "_public",
         "_roots",
         "_siblings",
     )
 
-    def __init__(self, block_size: int, chunk_hash: ChunkHash) -> None:
+    def __init__(
+        self, block_size: int, chunk_hash: ChunkHash, block_keys: BlockKeys, public: TenantAccount
+    ) -> None:
+        """An empty tree; `public` owns its roots."""
         self._block_size = block_size
+        self._block_keys = block_keys
+        self._public = public
         self._chunk_bytes = block_size * TOKEN_BYTES
         self._chunk_hash = chunk_hash
         self._roots: dict[bytes, RadixNode] = {}
         self._siblings = SiblingIndex(self._chunk_bytes)
         self._node_of_last_block: dict[BlockId, RadixNode] = {}
         self._last_serial = 0
+
+    @property
+    def block_size(self) -> int:
+        return self._block_size
+
+    @property
+    def chunk_bytes(self) -> int:
+        return self._chunk_bytes
 
     @property
     def num_nodes(self) -> int:
@@ -119,7 +147,7 @@ class RadixTree:
         first_exit = num_public_chunks * self._chunk_bytes
         domain = namespace.domain
         # A new root belongs to the tree as soon as something is inserted below it.
-        root = self._roots.get(domain) or self._new_node((domain, 0), None, b"", [], last_used=0)
+        root = self._roots.get(domain) or self._new_node((domain, 0), None, b"", [], self._public)
         public = self._follow(PUBLIC_SCOPE, root, 0, tokens, limit)
         exit_offset, _, exit_node, num_exit_blocks = public
         if num_exit_blocks < len(exit_node.block_ids):
@@ -155,11 +183,13 @@ class RadixTree:
         assert parent is not None
         assert 0 < num_blocks < len(node.block_ids)
         self._siblings.remove(node)
-        upper = self._link(
-            parent, node.key, node.edge[:cut], node.block_ids[:num_blocks], last_used=node.last_used
-        )
+        upper = self._link(parent, node.key, node.edge[:cut], node.block_ids[:num_blocks], node.owner)
+        upper.copy_use_of(node)
+        upper.packed_keys = node.packed_keys[: num_blocks * KEY_BYTES]
+        node.packed_keys = node.packed_keys[num_blocks * KEY_BYTES :]
         node.edge = node.edge[cut:]
         node.block_ids = node.block_ids[num_blocks:]
+        node.depth += num_blocks
         node.parent = upper
         node.key = self._key(node.scope, node.edge)
         upper.children[node.key] = node
@@ -175,24 +205,24 @@ class RadixTree:
         return self._siblings.tail_within(parent, scope, edge[: self._chunk_bytes])
 
     def insert(
-        self, parent: RadixNode, scope: bytes, edge: bytes, block_ids: list[BlockId], *, last_used: int
+        self, parent: RadixNode, scope: bytes, edge: bytes, block_ids: list[BlockId], owner: TenantAccount
     ) -> RadixNode:
-        """Put a run, or a tail, below `parent`, and return the node that now ends with it.
+        """Put a run, or a tail, as a new node below `parent`.
 
-        A leaf of the same scope grows instead of getting an only child. Requires: not `is_taken`,
-        no `superseded_tail`, `edge` covers `block_ids`. O(bytes + log nodes).
+        Requires: not `is_taken`, no `superseded_tail`, `edge` covers `block_ids`. O(bytes + log nodes).
         """
-        grows = parent.is_leaf and not parent.is_root and parent.scope == scope
-        if grows and len(edge) >= self._chunk_bytes:
-            del self._node_of_last_block[parent.block_ids[-1]]
-            parent.edge += edge
-            parent.block_ids += block_ids
-            parent.last_used = last_used
-            self._node_of_last_block[block_ids[-1]] = parent
-            return parent
         if parent.is_root:
             self._roots[parent.scope] = parent
-        return self._link(parent, self._key(scope, edge), edge, block_ids, last_used=last_used)
+        return self._link(parent, self._key(scope, edge), edge, block_ids, owner)
+
+    def grow(self, leaf: RadixNode, edge: bytes, block_ids: list[BlockId]) -> None:
+        """Append whole chunks to a leaf that is no tail. O(bytes)."""
+        assert leaf.is_leaf
+        assert not leaf.is_tail(self._block_size)
+        del self._node_of_last_block[leaf.block_ids[-1]]
+        leaf.edge += edge
+        leaf.block_ids += block_ids
+        self._node_of_last_block[block_ids[-1]] = leaf
 
     def shrink(self, node: RadixNode, num_blocks: int) -> None:
         """Drop the last `num_blocks` of a leaf, and the leaf when none is left. O(bytes + log nodes)."""
@@ -201,6 +231,7 @@ class RadixTree:
         if num_blocks < len(node.block_ids):
             del node.block_ids[-num_blocks:]
             node.edge = node.edge[: len(node.block_ids) * self._chunk_bytes]
+            node.packed_keys = node.packed_keys[: len(node.block_ids) * KEY_BYTES]
             self._node_of_last_block[node.block_ids[-1]] = node
             return
         parent = node.parent
@@ -209,6 +240,97 @@ class RadixTree:
         del parent.children[node.key]
         if parent.is_root and parent.is_leaf:
             del self._roots[parent.scope]
+
+    def token_behind(self, path: Path, tokens: bytes, namespace: Namespace) -> int | None:
+        """The token where the cached prompt nearest to `tokens` goes on behind a path.
+
+        None when nothing goes on there. O(log nodes).
+        """
+        start = path.num_chunks * self._chunk_bytes
+        offset = path.num_tokens * TOKEN_BYTES - start
+        end = path.end
+        if path.num_end_blocks < len(end.block_ids):
+            edge = end.edge[path.num_end_blocks * self._chunk_bytes :]
+        else:
+            query = tokens[start : start + self._chunk_bytes]
+            scopes = {namespace.scope, PUBLIC_SCOPE} if end.is_root or end.is_public else {end.scope}
+            nodes = [node for scope in scopes for node in self._siblings.around(end, scope, query)]
+            edges = [node.edge for node in nodes if node.edge.startswith(query[:offset])]
+            edge = edges[0] if edges else b""
+        token = edge[offset : offset + TOKEN_BYTES]
+        return int.from_bytes(token, "little") if token else None
+
+    def elsewhere(self, tokens: bytes, num_tokens: int) -> Iterator[Elsewhere]:
+        """What each scope of each domain has of the first `num_tokens`. O(domains * edges * children)."""
+        limit = num_tokens * TOKEN_BYTES
+        for domain, root in self._roots.items():
+            offset, _, node, num_blocks = self._follow(PUBLIC_SCOPE, root, 0, tokens, limit)
+            yield Elsewhere(domain, "", offset // TOKEN_BYTES)
+            if num_blocks < len(node.block_ids):
+                offset -= num_blocks * self._chunk_bytes
+                node = node.parent or root
+            while True:
+                chunk_hash = self._chunk_hash(tokens[offset : offset + self._chunk_bytes])
+                for (scope, first_hash), child in node.children.items():
+                    if scope and first_hash == chunk_hash:
+                        end = self._follow(scope, node, offset, tokens, limit)[0]
+                        yield Elsewhere(domain, child.owner.tenant, end // TOKEN_BYTES)
+                if node.parent is None:
+                    break
+                offset -= len(node.edge)
+                node = node.parent
+
+    def runs(self) -> Iterator[CachedRun]:
+        """All whole blocks with their keys, parents first. Requires: no change meanwhile. O(blocks)."""
+        for _, node in self.nodes():
+            if not node.is_tail(self._block_size):
+                yield CachedRun(
+                    self.key_above(node), unpack_keys(self.keys_of(node)), node.edge, node.is_public
+                )
+
+    def keys_of(self, node: RadixNode) -> bytes:
+        """The keys of a node's whole chunks, `KEY_BYTES` each.
+
+        Kept once computed: O(1) the second time, at first O(tokens of the path above not asked for yet).
+        """
+        path = []
+        above: RadixNode | None = node
+        while above is not None and len(above.packed_keys) < self._num_chunks(above) * KEY_BYTES:
+            path.append(above)
+            above = above.parent
+        for member in reversed(path):
+            done = member.packed_keys
+            num_done = len(done) // KEY_BYTES
+            parent_key = BlockKey(done[-KEY_BYTES:]) if done else self.key_above(member)
+            missing = member.edge[num_done * self._chunk_bytes :]
+            member.packed_keys = done + b"".join(self._block_keys.chain(parent_key, missing))
+        return node.packed_keys
+
+    def key_above(self, node: RadixNode) -> BlockKey:
+        """The key that the chain of a node starts from. Costs as `keys_of`."""
+        parent = node.parent
+        assert parent is not None
+        if parent.is_root:
+            return self._block_keys.enter(self._block_keys.root(parent.scope), node.scope)
+        last_key = BlockKey(self.keys_of(parent)[-KEY_BYTES:])
+        return last_key if parent.scope == node.scope else self._block_keys.enter(last_key, node.scope)
+
+    def key_behind(self, end: RadixNode, num_end_blocks: int, scope: bytes, chunk: bytes) -> BlockKey:
+        """The key of a block behind a path, whether or not it is there. Costs as `keys_of`."""
+        if num_end_blocks:
+            keys = self.keys_of(end)
+            parent_key = BlockKey(keys[(num_end_blocks - 1) * KEY_BYTES : num_end_blocks * KEY_BYTES])
+        else:
+            parent_key = self._block_keys.root(end.scope)
+        if end.is_root or end.scope != scope:
+            parent_key = self._block_keys.enter(parent_key, scope)
+        return self._block_keys.chain(parent_key, chunk)[0]
+
+    def clear(self) -> None:
+        """Drop all nodes at once. O(1); the garbage collector takes them later."""
+        self._roots = {}
+        self._siblings = SiblingIndex(self._chunk_bytes)
+        self._node_of_last_block = {}
 
     def check(self) -> None:
         """Raise AssertionError if an invariant is broken. For tests."""
@@ -221,6 +343,9 @@ class RadixTree:
         block_ids = [block_id for node in nodes for block_id in node.block_ids]
         assert len(block_ids) == len(set(block_ids))
         assert all(root.children for root in self._roots.values())
+
+    def _num_chunks(self, node: RadixNode) -> int:
+        return len(node.edge) // self._chunk_bytes
 
     def _follow(self, scope: bytes, node: RadixNode, offset: int, tokens: bytes, limit: int) -> _Branch:
         """Go down from the end of `node`, `offset` bytes into `tokens`, along nodes of `scope`."""
@@ -258,9 +383,14 @@ class RadixTree:
         return (scope, edge if is_tail else self._chunk_hash(edge[: self._chunk_bytes]))
 
     def _link(
-        self, parent: RadixNode, key: ChildKey, edge: bytes, block_ids: list[BlockId], *, last_used: int
+        self,
+        parent: RadixNode,
+        key: ChildKey,
+        edge: bytes,
+        block_ids: list[BlockId],
+        owner: TenantAccount,
     ) -> RadixNode:
-        node = self._new_node(key, parent, edge, block_ids, last_used=last_used)
+        node = self._new_node(key, parent, edge, block_ids, owner)
         parent.children[key] = node
         self._siblings.add(node)
         self._node_of_last_block[block_ids[-1]] = node
@@ -272,15 +402,9 @@ class RadixTree:
         parent: RadixNode | None,
         edge: bytes,
         block_ids: list[BlockId],
-        *,
-        last_used: int,
+        owner: TenantAccount,
     ) -> RadixNode:
         self._last_serial += 1
         return RadixNode(
-            serial=self._last_serial,
-            key=key,
-            parent=parent,
-            edge=edge,
-            block_ids=block_ids,
-            last_used=last_used,
+            serial=self._last_serial, key=key, parent=parent, edge=edge, block_ids=block_ids, owner=owner
         )

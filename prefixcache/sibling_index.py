@@ -31,7 +31,7 @@ class SiblingIndex:
 
     def __init__(self, chunk_bytes: int) -> None:
         self._chunk_bytes = chunk_bytes
-        self._nodes = SortedDict()  # (parent's serial, scope, first chunk) -> node
+        self._nodes = SortedDict()  # see _key -> node
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -51,14 +51,18 @@ class SiblingIndex:
         """
         if parent.is_leaf or not query:
             return None
-        key = (parent.serial, scope, query)
         best = None
-        for node in (self._first_at_or_after(key), self._last_at_or_before(key)):
-            if node is not None:
-                num_tokens = num_common_tokens(query, 0, len(query), node.edge)
-                if num_tokens > (best.num_tokens if best else 0):
-                    best = Neighbour(node, num_tokens)
+        for node in self.around(parent, scope, query):
+            num_tokens = num_common_tokens(query, 0, len(query), node.edge)
+            if num_tokens > (best.num_tokens if best else 0):
+                best = Neighbour(node, num_tokens)
         return best
+
+    def around(self, parent: RadixNode, scope: bytes, query: bytes) -> list[RadixNode]:
+        """The children of `parent` in `scope` next to the place of `query`, at most two. O(log nodes)."""
+        siblings = _siblings_key(parent, scope)
+        nodes = (self._first_at_or_after(siblings, query), self._last_at_or_before(siblings, query))
+        return [node for node in nodes if node is not None]
 
     def tail_within(self, parent: RadixNode, scope: bytes, first_chunk: bytes) -> RadixNode | None:
         """The tail under `parent` in `scope` that is a shorter beginning of `first_chunk`. O(log nodes).
@@ -68,7 +72,7 @@ class SiblingIndex:
         """
         if parent.is_leaf:
             return None
-        node = self._last_at_or_before((parent.serial, scope, first_chunk))
+        node = self._last_at_or_before(_siblings_key(parent, scope), first_chunk)
         if node is not None and len(node.edge) < len(first_chunk) and first_chunk.startswith(node.edge):
             return node
         return None
@@ -76,24 +80,26 @@ class SiblingIndex:
     def check(self, nodes: Iterable[RadixNode]) -> None:
         """Raise AssertionError unless exactly `nodes` are indexed, and no tail is superfluous. For tests."""
         assert dict(self._nodes) == {self._key_of(node): node for node in nodes}
-        keys = list(self._nodes)
-        for (*siblings, first), (*next_siblings, second) in pairwise(keys):
-            assert siblings != next_siblings or not second.startswith(first)
+        for key, next_key in pairwise(self._nodes):
+            assert not next_key.startswith(key)
 
-    def _first_at_or_after(self, key: tuple[int, bytes, bytes]) -> RadixNode | None:
-        return self._sibling(key, next(self._nodes.irange(minimum=key), None))
+    def _first_at_or_after(self, siblings: bytes, query: bytes) -> RadixNode | None:
+        return self._sibling(siblings, next(self._nodes.irange(minimum=siblings + query), None))
 
-    def _last_at_or_before(self, key: tuple[int, bytes, bytes]) -> RadixNode | None:
-        return self._sibling(key, next(self._nodes.irange(maximum=key, reverse=True), None))
+    def _last_at_or_before(self, siblings: bytes, query: bytes) -> RadixNode | None:
+        return self._sibling(siblings, next(self._nodes.irange(maximum=siblings + query, reverse=True), None))
 
-    def _sibling(
-        self, key: tuple[int, bytes, bytes], found: tuple[int, bytes, bytes] | None
-    ) -> RadixNode | None:
-        if found is None or found[0] != key[0] or found[1] != key[1]:
+    def _sibling(self, siblings: bytes, found: bytes | None) -> RadixNode | None:
+        if found is None or not found.startswith(siblings):
             return None
         node: RadixNode = self._nodes[found]
         return node
 
-    def _key_of(self, node: RadixNode) -> tuple[int, bytes, bytes]:
+    def _key_of(self, node: RadixNode) -> bytes:
         assert node.parent is not None
-        return (node.parent.serial, node.scope, node.edge[: self._chunk_bytes])
+        return _siblings_key(node.parent, node.scope) + node.edge[: self._chunk_bytes]
+
+
+def _siblings_key(parent: RadixNode, scope: bytes) -> bytes:
+    """What the keys of all children of one scope begin with, and no others: framed, and sorted by parent."""
+    return parent.serial.to_bytes(8, "big") + len(scope).to_bytes(2, "big") + scope

@@ -66,18 +66,28 @@ def unpack_tokens(packed: bytes | bytearray) -> list[int]:
 def num_common_tokens(tokens: bytes, start: int, end: int, edge: bytes) -> int:
     """Length of the common prefix of `tokens[start:end]` (byte offsets) and `edge`.
 
-    Compares O(length) bytes in O(log length) steps.
+    Gallops: compares O(common) bytes in O(log common) steps, wherever they diverge.
     """
-    low, high = 0, min(len(edge), end - start) // TOKEN_BYTES
-    if tokens.startswith(edge[: high * TOKEN_BYTES], start):  # most calls match to the end
-        return high
-    while low < high:
-        middle = (low + high + 1) // 2
-        if tokens.startswith(edge[low * TOKEN_BYTES : middle * TOKEN_BYTES], start + low * TOKEN_BYTES):
+    limit = min(len(edge), end - start) // TOKEN_BYTES
+    if tokens.startswith(edge[: limit * TOKEN_BYTES], start):  # most calls match to the end
+        return limit
+    low, step = 0, 1
+    while low + step < limit and _same(tokens, start, edge, low, low + step):
+        low += step
+        step *= 2
+    high = min(low + step, limit)  # the first difference is among low .. high - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _same(tokens, start, edge, low, middle):
             low = middle
         else:
-            high = middle - 1
+            high = middle
     return low
+
+
+def _same(tokens: bytes, start: int, edge: bytes, first: int, last: int) -> bool:
+    """Whether the tokens `first` .. `last - 1` of the edge are those behind `start`."""
+    return tokens.startswith(edge[first * TOKEN_BYTES : last * TOKEN_BYTES], start + first * TOKEN_BYTES)
 
 
 def _to_list(token_ids: Sequence[int] | SupportsToList) -> Sequence[int]:

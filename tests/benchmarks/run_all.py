@@ -3,6 +3,7 @@
 The page shows the newest rows of each, also those that miss their bar; the exit status is 1 when one did.
 
 Usage: run_all.py [--only NAME ...] [--vllm "PYTHON peer_vllm.py MODEL_DIR"]
+                  [--sglang PYTHON] [--vllm-python PYTHON]
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ BENCHMARKS = {
     "shared_reads": Benchmark("What reading a shared run once is worth"),
     "hit_equality": Benchmark("A hit changes nothing"),
     "model_equality": Benchmark("The model is the model"),
-    "cache_ops": Benchmark("Cache operations"),
+    "cache_ops": Benchmark("Cache operations", " --sglang PYTHON --vllm-python PYTHON"),
+    "eviction": Benchmark("Eviction on recorded traffic"),
 }
 
 
@@ -114,16 +116,22 @@ def main() -> None:
     parser.add_argument(
         "--vllm", help="the command that starts vLLM as a peer; without it peers.py is left out"
     )
+    parser.add_argument("--sglang", metavar="PYTHON", help="measure SGLang's cache in cache_ops.py too")
+    parser.add_argument("--vllm-python", metavar="PYTHON", help="measure vLLM's cache in cache_ops.py too")
     args = parser.parse_args()
+    cache_peers = {"--sglang": args.sglang, "--vllm-python": args.vllm_python}
+    arguments = {
+        "peers": ["--vllm", args.vllm],
+        "cache_ops": [word for option, python in cache_peers.items() if python for word in (option, python)],
+    }
     RESULTS.mkdir(parents=True, exist_ok=True)
     failed = []
     for name in args.only:
         if name == "peers" and args.vllm is None:
             print("peers: left out, --vllm is not given")
             continue
-        extra = ["--vllm", args.vllm] if name == "peers" else []
         print(f"== {name}", flush=True)
-        if not run(name, extra):
+        if not run(name, arguments.get(name, [])):
             failed.append(name)
     render()
     if failed:

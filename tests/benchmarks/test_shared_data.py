@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from prefixcache import unpack_tokens
+from prefixcache.replay import Comparison, Trace, read_trace
 from prefixcache_client import Client
 from prefixcache_client.worker_process import WorkerProcess
 
@@ -66,3 +69,38 @@ def test_real_agent_sessions_share_their_system_prompt(sessions):
             if i > 0:
                 assert usage.cached_tokens >= (num_system_tokens - 8) // BLOCK_SIZE * BLOCK_SIZE
         assert sum(node.public for node in client.tree()) >= 1
+
+
+def test_lru_hits_what_others_have_measured_on_a_recorded_hour():
+    """Longest-prefix hits at four sizes, on all conversations of Mooncake's trace."""
+    expected = {1_000: 0.045, 3_000: 0.065, 10_000: 0.212, 30_000: 0.326}
+    trace = read_trace(SHARED / "data/mooncake-fast25/conversation_trace.jsonl")
+    comparison = Comparison(trace, policies=["lru"], capacities=list(expected))
+
+    for request in trace:
+        comparison.replay(request)
+
+    rows = comparison.rows()
+    assert {row.num_blocks: row.hit_ratio for row in rows} == pytest.approx(expected, abs=0.005)
+    assert {(row.num_requests, row.num_prompt_ids) for row in rows} == {(12_031, 288_500)}
+
+
+def test_every_coding_session_is_read_whole():
+    """Requests, their blocks and distinct blocks are as many as the index says, alone and merged."""
+    folder = SHARED / "data/claude-code-kv"
+    paths = sorted(folder.glob("*.json"))
+    with open(folder / "INDEX.csv", newline="") as file:
+        index = {Path(row["path"]).name: row for row in csv.DictReader(file)}
+    expected = [
+        [int(index[path.name][name]) for name in ("requests", "block_accesses", "unique_blocks")]
+        for path in paths
+    ]
+    assert len(expected) == 27
+    assert [sizes(read_trace(path)) for path in paths] == expected
+    assert sizes(read_trace(folder)) == [sum(column) for column in zip(*expected, strict=True)]
+
+
+def sizes(trace: Trace) -> list[int]:
+    """Requests, the blocks of their prompts, and how many of those are distinct."""
+    prompts = [unpack_tokens(request.prompt_ids) for request in trace]
+    return [len(prompts), sum(map(len, prompts)), len(set().union(*prompts))]

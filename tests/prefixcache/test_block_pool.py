@@ -80,7 +80,42 @@ def test_a_block_that_leaves_the_tree_stays_with_its_holder() -> None:
     block_ids = pool.allocate(1)
     pool.add_cached(block_ids)
     pool.remove_cached(block_ids)
-    assert (pool.num_free, pool.num_idle, counts(pool)) == (3, 0, [1, 0, 0, 0])
+    assert (pool.num_free, pool.num_idle, pool.is_stale(block_ids[0])) == (3, 0, True)
+    pool.check()
+    assert pool.release(block_ids) == 0  # none that was never cached
+    assert (pool.num_free, counts(pool)) == (4, [0, 0, 0, 0])
+    pool.check()
+
+
+def test_forgetting_all_frees_idle_blocks_at_once_and_live_ones_when_released() -> None:
+    told: list[BlockId] = []
+    pool = BlockPool(6, on_free=told.extend)
+    idle_ids, live_ids, own_ids = pool.allocate(2), pool.allocate(1), pool.allocate(1)
+    pool.add_cached(idle_ids + live_ids)
+    pool.release(idle_ids)
+    pool.forget_cached()
+    assert (pool.num_free, pool.num_idle, told) == (4, 0, [])
+    pool.check()
+    assert pool.release(live_ids) == 0
+    assert pool.release(own_ids) == 1
+    assert (pool.num_free, told) == (6, live_ids + own_ids)
+    pool.check()
+    assert sorted(pool.allocate(6)) == list(range(6))
+    assert sorted(told) == sorted(idle_ids + live_ids + own_ids)
+    pool.check()
+
+
+def test_blocks_forgotten_twice_are_swept_once() -> None:
+    pool = BlockPool(3)
+    for _ in range(3):
+        block_ids = pool.allocate(1)
+        pool.add_cached(block_ids)
+        pool.release(block_ids)
+        pool.forget_cached()
+        pool.check()
+    assert sorted(pool.allocate(3)) == [0, 1, 2]
+    with pytest.raises(OutOfBlocksError):
+        pool.allocate(1)
     pool.check()
 
 

@@ -57,7 +57,7 @@ def retain_once_more(cache: PrefixCache, one: CacheHandle, other: CacheHandle) -
 
 
 def forget_a_handle(cache: PrefixCache, one: CacheHandle, other: CacheHandle) -> None:
-    cache._live_handles.remove(one)
+    cache._handles._handles.remove(one)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def hold_only_the_last_block(cache: PrefixCache, leaf: RadixNode) -> None:
 
 
 def take_out_of_the_eviction_order(cache: PrefixCache, leaf: RadixNode) -> None:
-    cache._blocks._eviction_order.discard(leaf)
+    cache._blocks._order.discard(leaf)
 
 
 def use_in_the_future(cache: PrefixCache, leaf: RadixNode) -> None:

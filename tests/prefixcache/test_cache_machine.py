@@ -15,10 +15,10 @@ from xxhash import xxh3_64_intdigest
 from prefixcache import CacheHandle, Namespace, OutOfBlocksError, PendingCopiesError, PrefixCache
 
 NAMESPACES = [
-    Namespace("model", "one"),
-    Namespace("model", "one", salt="pepper"),
-    Namespace("model", "two"),
-    Namespace("other model", "one"),
+    Namespace("model", "one", is_publisher=True),
+    Namespace("model", "one", salt="pepper", is_publisher=True),
+    Namespace("model", "two", is_publisher=True),
+    Namespace("other model", "one", is_publisher=True),
 ]
 MOSTLY_ONE_NAMESPACE = st.sampled_from([NAMESPACES[0]] * 4 + NAMESPACES)
 NEW_TOKEN = 9  # in no generated sequence
@@ -134,7 +134,7 @@ class CacheMachine(RuleBasedStateMachine):
     @invariant()
     def counts_and_structure_are_right(self) -> None:
         self.cache.check()
-        assert len(self.sequences) == len(self.cache._live_handles)
+        assert len(self.sequences) == len(self.cache._handles)
 
     @invariant()
     def every_row_is_what_its_owner_takes_it_for(self) -> None:

@@ -6,7 +6,7 @@ from support.token_streams import stream
 
 from prefixcache import InvalidArgumentError, Namespace, PrefixCache
 
-OTHER_TENANT = Namespace("model", "other")
+OTHER_TENANT = Namespace("model", "other", is_publisher=True)
 X = [9999]
 S = stream("s", 40)  # a system prompt: two whole chunks and a half
 
@@ -16,9 +16,9 @@ def test_tenants_salts_models_and_adapters_share_nothing_private() -> None:
     run(cache, stream("a", 40))
     others = [
         OTHER_TENANT,
-        Namespace("model", "tenant", salt="pepper"),
-        Namespace("other model", "tenant"),
-        Namespace("model", "tenant", adapter="lora"),
+        Namespace("model", "tenant", salt="pepper", is_publisher=True),
+        Namespace("other model", "tenant", is_publisher=True),
+        Namespace("model", "tenant", adapter="lora", is_publisher=True),
     ]
     assert [num_matched(cache, stream("a", 40) + X, other) for other in others] == [0, 0, 0, 0]
     assert num_matched(cache, stream("a", 40) + X) == 40
@@ -29,7 +29,7 @@ def test_whole_chunks_declared_public_are_read_by_everybody_in_the_domain() -> N
     run(cache, S + stream("a", 24), num_public_tokens=40)
     assert num_matched(cache, S + stream("a", 24) + X, OTHER_TENANT) == 32
     assert num_matched(cache, S + stream("a", 24) + X) == 64
-    assert num_matched(cache, S, Namespace("other model", "tenant")) == 0
+    assert num_matched(cache, S, Namespace("other model", "tenant", is_publisher=True)) == 0
     assert [(node.public, node.tenant, len(node.token_ids)) for node in cache.dump()] == [
         (True, "", 32),
         (False, "tenant", 32),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from prefixcache import CacheHandle, Namespace, PrefixCache
 
-NAMESPACE = Namespace("model", "tenant")
+NAMESPACE = Namespace("model", "tenant", is_publisher=True)
 
 
 def start(

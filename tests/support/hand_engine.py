@@ -103,7 +103,7 @@ class HandEngine:
             request_id,
             Request(
                 request_id=request_id,
-                namespace=Namespace(model="tiny", tenant=tenant, salt=salt),
+                namespace=Namespace(model="tiny", tenant=tenant, salt=salt, is_publisher=True),
                 prompt_token_ids=tuple(prompt),
                 sampling=sampling,
                 stop_conditions=StopConditions(max_tokens=max_tokens, stop=stop),

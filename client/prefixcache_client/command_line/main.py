@@ -7,11 +7,12 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from prefixcache_client.command_line import bench, chat, demo, generate, serve, stats, tree
+from prefixcache import PrefixCacheError
+from prefixcache_client.command_line import bench, chat, demo, generate, replay, serve, stats, tree
 from prefixcache_client.command_line.arguments import Parser
 from prefixcache_client.errors import PrefixCacheClientError
 
-_COMMANDS = (serve, generate, chat, stats, tree, demo, bench)
+_COMMANDS = (serve, generate, chat, stats, tree, replay, demo, bench)
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has gone, as in `prefixcache tree | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
-    except (PrefixCacheClientError, OSError) as error:
+    except (PrefixCacheClientError, PrefixCacheError, OSError) as error:
         print(f"prefixcache: {error}", file=sys.stderr)
         return EXIT_FAILED
 

@@ -73,7 +73,7 @@ def request_from_proto(message: inference_pb2.GenerateRequest, *, tenant: str, m
     token_ids = _prompt_token_ids(message, model)
     return Request(
         request_id=message.request_id or uuid.uuid4().hex,
-        namespace=Namespace(model=model.build, tenant=tenant, salt=message.cache.salt),
+        namespace=Namespace(model=model.build, tenant=tenant, salt=message.cache.salt, is_publisher=True),
         prompt_token_ids=tuple(token_ids),
         sampling=sampling,
         stop_conditions=stop_conditions,

@@ -1,0 +1,337 @@
+"""The claims of all sequences that run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from math import inf
+
+from prefixcache.block_pool import BlockId, BlockPool
+from prefixcache.cached_blocks import CachedBlocks
+from prefixcache.errors import (
+    ForeignHandleError,
+    HandleReleasedError,
+    InvalidArgumentError,
+    NotPublisherError,
+    OutOfBlocksError,
+    PendingCopiesError,
+    QuotaExceededError,
+)
+from prefixcache.handle import BlockCopy, CacheHandle
+from prefixcache.history import Loss
+from prefixcache.namespace import PUBLIC_SCOPE, Namespace
+from prefixcache.pins import PinTable
+from prefixcache.quota import TenantAccount, TenantLedger
+from prefixcache.radix_node import Visit
+from prefixcache.radix_tree import Path, RadixTree
+from prefixcache.sightings import TenantSightings
+from prefixcache.token_chunks import TOKEN_BYTES, TokenIds, pack_tokens
+
+
+class LiveHandles:
+    """Makes, changes and ends handles. `PrefixCache` has the contracts of its methods.
+
+    Invariant, proved by `audit.check_references`: see `PrefixCache`.
+    """
+
+    __slots__ = (
+        "_block_size",
+        "_blocks",
+        "_chunk_bytes",
+        "_clock",
+        "_epoch",
+        "_handles",
+        "_ledger",
+        "_num_copied",
+        "_pins",
+        "_pool",
+        "_sightings",
+        "_tree",
+    )
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        tree: RadixTree,
+        blocks: CachedBlocks,
+        ledger: TenantLedger,
+        pins: PinTable,
+        sightings: TenantSightings | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._block_size = tree.block_size
+        self._chunk_bytes = tree.chunk_bytes
+        self._pool = pool
+        self._tree = tree
+        self._blocks = blocks
+        self._ledger = ledger
+        self._pins = pins
+        self._sightings = sightings
+        self._clock = clock
+        self._handles: set[CacheHandle] = set()
+        self._epoch = 0
+        self._num_copied = 0
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def __iter__(self) -> Iterator[CacheHandle]:
+        return iter(self._handles)
+
+    @property
+    def epoch(self) -> int:
+        """Which tree new handles find their cached blocks in."""
+        return self._epoch
+
+    @property
+    def num_copied(self) -> int:
+        """Blocks copied so far."""
+        return self._num_copied
+
+    def next_epoch(self) -> None:
+        """The tree is another: handles made before publish no more."""
+        self._epoch += 1
+
+    def acquire(
+        self,
+        token_ids: TokenIds,
+        namespace: Namespace,
+        *,
+        num_public_tokens: int,
+        use_cache: bool,
+        priority: int,
+        priority_seconds: float,
+        is_resumed: bool,
+    ) -> CacheHandle:
+        tokens = pack_tokens(token_ids)
+        if not tokens:
+            raise InvalidArgumentError("the prompt is empty; give at least 1 token")
+        if num_public_tokens and not namespace.is_publisher:
+            raise NotPublisherError(
+                f"{num_public_tokens} tokens are declared public, but the namespace of tenant "
+                f"{namespace.tenant!r} is no publisher's; declare 0, or use a publisher's credential"
+            )
+        if not priority_seconds > 0:
+            raise InvalidArgumentError(f"priority_seconds is {priority_seconds}; give more than 0")
+        num_tokens = len(tokens) // TOKEN_BYTES
+        path = self._walk(tokens, namespace, num_public_tokens, use_cache)
+        account = self._ledger.account(namespace.tenant)
+        self._pins.end_due()
+        shared_ids = path.block_ids
+        num_new = self._num_blocks_for(num_tokens) - len(shared_ids)
+        source = self._retain_match(shared_ids, path.partial, num_new, account)
+        visit = Visit(
+            tick=self._blocks.next_tick(),
+            account=account,
+            turn=0,
+            priority=priority,
+            priority_ends=inf if priority_seconds == inf else self._clock() + priority_seconds,
+        )
+        end = self._blocks.touch(path, visit, is_new_use=True)
+        self._pins.hit(end)
+        new_ids = self._blocks.allocate(num_new, account)
+        num_cached_tokens = len(shared_ids) * self._block_size
+        copies = []
+        if source is not None:
+            source_id, num_slots = source
+            copies.append(BlockCopy(source_id, new_ids[0], num_slots))
+            num_cached_tokens += num_slots
+        account.count_request(num_tokens, num_cached_tokens, uses_cache=use_cache, is_resumed=is_resumed)
+        handle = CacheHandle(
+            namespace=namespace,
+            tokens=tokens,
+            block_size=self._block_size,
+            block_table=shared_ids + new_ids,
+            num_cached_tokens=num_cached_tokens,
+            num_public_tokens=num_public_tokens,
+            copies=copies,
+            use_cache=use_cache,
+            visit=visit,
+            epoch=self._epoch,
+        )
+        self._handles.add(handle)
+        return handle
+
+    def extend(self, handle: CacheHandle, token_ids: TokenIds) -> list[BlockCopy]:
+        self._require_live(handle)
+        tokens = pack_tokens(token_ids)
+        num_tail_slots = handle.num_tokens % self._block_size
+        opens_block = num_tail_slots == 0  # the next token starts a block
+        needs_copy = (
+            bool(tokens) and not opens_block and self._pool.num_references(handle.block_table[-1]) > 1
+        )
+        num_tokens = handle.num_tokens + len(tokens) // TOKEN_BYTES
+        num_new = self._num_blocks_for(num_tokens) - len(handle.block_table) + needs_copy
+        copies = []
+        if num_new:
+            self._pins.end_due()
+            self._blocks.require_available(num_new, handle.visit.account)
+            new_ids = self._blocks.allocate(num_new, handle.visit.account)
+            if needs_copy:
+                # The table's reference becomes the one that keeps the source until the copy is made.
+                copies.append(BlockCopy(handle.block_table.pop(), new_ids[0], num_tail_slots))
+            handle.copies += copies
+            handle.block_table += new_ids
+        handle.tokens += tokens
+        return copies
+
+    def complete_copies(self, handle: CacheHandle) -> None:
+        self._require_live(handle)
+        self._num_copied += len(handle.copies)
+        self._blocks.release([copy.source for copy in handle.copies], handle.visit.account)
+        handle.copies.clear()
+
+    def fork(self, handle: CacheHandle) -> CacheHandle:
+        self._require_live(handle)
+        if handle.copies:
+            raise PendingCopiesError(
+                f"{len(handle.copies)} copies are pending; execute and complete them before fork"
+            )
+        self._blocks.retain(handle.block_table)
+        forked = handle.forked()
+        self._handles.add(forked)
+        return forked
+
+    def publish(self, handle: CacheHandle, num_written_tokens: int, *, include_tail: bool) -> None:
+        self._require_live(handle)
+        if not 0 <= num_written_tokens <= handle.num_tokens:
+            raise InvalidArgumentError(
+                f"num_written_tokens is {num_written_tokens}; the handle has room for {handle.num_tokens}"
+            )
+        for copy in handle.copies:
+            if num_written_tokens > handle.block_table.index(copy.target) * self._block_size:
+                raise PendingCopiesError(
+                    f"the copy to block {copy.target} is pending; execute and complete it before "
+                    f"publishing {num_written_tokens} tokens"
+                )
+        if not include_tail:
+            num_written_tokens -= num_written_tokens % self._block_size
+        num_written_blocks = self._num_blocks_for(num_written_tokens)
+        if num_written_blocks == 0 or handle.epoch != self._epoch:
+            return
+        if self._pool.is_cached(handle.block_table[num_written_blocks - 1]):
+            return  # then all blocks before it are cached too
+        tokens = bytes(handle.tokens[: num_written_tokens * TOKEN_BYTES])
+        num_public = handle.num_public_chunks
+        if not handle.use_cache:
+            self._note_bypass(handle, tokens)
+            return
+        path = self._tree.walk(tokens, handle.namespace, num_written_tokens, num_public)
+        if self._adopt(handle, path.block_ids):
+            self._insert_behind(path, handle, tokens)
+
+    def release(self, handle: CacheHandle) -> None:
+        self._require_live(handle)
+        self._handles.remove(handle)
+        account = handle.visit.account
+        self._blocks.release(handle.block_table, account)
+        self._blocks.release([copy.source for copy in handle.copies], account)
+        handle.block_table = []
+        handle.copies = []
+        handle.is_released = True
+
+    def _require_live(self, handle: CacheHandle) -> None:
+        if handle in self._handles:
+            return
+        if handle.is_released:
+            raise HandleReleasedError("the handle has been released already; acquire a new one")
+        raise ForeignHandleError("the handle belongs to another cache; use the one that acquired it")
+
+    def _num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)
+
+    def _walk(self, tokens: bytes, namespace: Namespace, num_public_tokens: int, use_cache: bool) -> Path:
+        """The longest path for a prompt, of which at least one token must be left to compute."""
+        num_tokens = len(tokens) // TOKEN_BYTES
+        num_public_chunks = num_declared_chunks(num_public_tokens, num_tokens, self._block_size)
+        return self._tree.walk(tokens, namespace, num_tokens - 1 if use_cache else 0, num_public_chunks)
+
+    def _retain_match(
+        self,
+        shared_ids: list[BlockId],
+        partial: tuple[BlockId, int] | None,
+        num_new: int,
+        account: TenantAccount,
+    ) -> tuple[BlockId, int] | None:
+        """Retain a prompt's match before anything is allocated, so that it cannot be evicted for it.
+
+        Returns the partial block that is retained as well, if any. All or nothing.
+        """
+        self._blocks.retain(shared_ids)
+        if partial is not None:
+            self._blocks.retain(partial[:1])
+            try:
+                self._blocks.require_available(num_new, account)
+            except (OutOfBlocksError, QuotaExceededError):
+                self._blocks.release(partial[:1], account)  # its own source may be the block that is needed
+                partial = None
+            else:
+                return partial
+        try:
+            self._blocks.require_available(num_new, account)
+        except (OutOfBlocksError, QuotaExceededError):
+            self._blocks.release(shared_ids, account)
+            raise
+        return partial
+
+    def _adopt(self, handle: CacheHandle, tree_ids: list[BlockId]) -> bool:
+        """Switch the beginning of the table to the tree's blocks of the same tokens.
+
+        False when it cannot be done for now: a fork that shares the block behind them would be
+        left on another path than that block.
+        """
+        table = handle.block_table
+        own_ids = table[: len(tree_ids)]
+        if own_ids == tree_ids:
+            return True
+        next_ids = table[len(tree_ids) : len(tree_ids) + 1]
+        if any(self._pool.num_references(block_id) > 1 for block_id in next_ids):
+            return False
+        self._blocks.retain(tree_ids)
+        table[: len(tree_ids)] = tree_ids
+        self._blocks.release(own_ids, handle.visit.account)
+        return True
+
+    def _insert_behind(self, path: Path, handle: CacheHandle, tokens: bytes) -> None:
+        """Put into the tree what `tokens`, all of them written, have behind `path`."""
+        node = self._blocks.touch(path, handle.visit, is_new_use=False)
+        if path.num_tokens * TOKEN_BYTES == len(tokens):
+            return  # what is behind the last whole chunk begins a block that is there
+        num_chunks, rest = divmod(len(tokens), self._chunk_bytes)
+        num_public = handle.num_public_chunks
+        if self._sightings is not None:
+            num_public = max(num_public, self._sightings.num_visible_chunks(handle.namespace, tokens))
+        if not node.is_root and not node.is_public:
+            num_public = 0
+        cuts = {path.num_chunks, num_chunks, num_chunks + (rest > 0)}
+        cuts |= {cut for cut in (num_public, handle.num_prompt_chunks) if path.num_chunks < cut < num_chunks}
+        for start, end in pairwise(sorted(cuts)):
+            inserted = self._blocks.insert(
+                node,
+                PUBLIC_SCOPE if start < num_public else handle.namespace.scope,
+                tokens[start * self._chunk_bytes : end * self._chunk_bytes],
+                handle.block_table[start:end],
+                handle.visit,
+                is_output=start >= handle.num_prompt_chunks,
+            )
+            if inserted is None:
+                return  # its place is taken, so what is left stays out of the tree
+            node = inserted
+
+    def _note_bypass(self, handle: CacheHandle, tokens: bytes) -> None:
+        """Remember under the key of its first missing block that this prompt was not to be cached."""
+        path = self._tree.walk(tokens, handle.namespace, len(tokens) // TOKEN_BYTES, handle.num_public_chunks)
+        start = path.num_chunks * self._chunk_bytes
+        chunk = tokens[start : start + self._chunk_bytes]
+        if len(chunk) == self._chunk_bytes:
+            key = self._tree.key_behind(path.end, path.num_end_blocks, handle.namespace.scope, chunk)
+            self._blocks.note_loss(key, Loss.CACHE_OFF, handle.visit.account)
+
+
+def num_declared_chunks(num_public_tokens: int, num_tokens: int, block_size: int) -> int:
+    """Chunks wholly inside the tokens declared public. Raises InvalidArgumentError for too many."""
+    if not 0 <= num_public_tokens <= num_tokens:
+        raise InvalidArgumentError(
+            f"num_public_tokens is {num_public_tokens}; give 0 to {num_tokens}, the prompt's length"
+        )
+    return num_public_tokens // block_size

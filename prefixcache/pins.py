@@ -1,0 +1,195 @@
+"""Prefixes that are kept although nobody uses them at the moment."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from math import inf
+
+from sortedcontainers import SortedList
+
+from prefixcache.block_pool import BlockId, BlockPool
+from prefixcache.cached_blocks import CachedBlocks
+from prefixcache.errors import PinExpiredError, PinLimitError
+from prefixcache.namespace import Namespace
+from prefixcache.radix_node import RadixNode, Visit
+from prefixcache.radix_tree import Path
+
+
+class Pin:
+    """A claim on the whole blocks of one prefix. `PrefixCache` makes and changes it; others only read."""
+
+    __slots__ = (
+        "block_ids",
+        "expires_at",
+        "is_ended",
+        "namespace",
+        "num_tokens",
+        "serial",
+        "ttl_seconds",
+        "visit",
+    )
+
+    def __init__(
+        self,
+        *,
+        serial: int,
+        namespace: Namespace,
+        num_tokens: int,
+        block_ids: list[BlockId],
+        ttl_seconds: float,
+        expires_at: float,
+        visit: Visit,
+    ) -> None:
+        self.serial = serial
+        self.namespace = namespace
+        self.num_tokens = num_tokens
+        """Tokens whose rows are kept: whole chunks."""
+        self.block_ids = block_ids
+        self.ttl_seconds = ttl_seconds
+        """Seconds from the last hit, or from the last renewal; infinite when it does not expire."""
+        self.expires_at = expires_at
+        """Seconds of the cache's clock."""
+        self.is_ended = False
+        self.visit = visit
+
+
+class PinTable:
+    """All pins of a cache, and when they end. Each holds one reference of its blocks.
+
+    Invariants, proved by `check`:
+    - every pin is found by its last block and by its deadline, and has not ended;
+    - a pin's last block ends a node;
+    - `num_pinned_blocks` counts each pinned block once, and is at most the limit.
+    """
+
+    __slots__ = (
+        "_blocks",
+        "_clock",
+        "_deadlines",
+        "_last_serial",
+        "_max_blocks",
+        "_num_pins",
+        "_of_last_block",
+        "_pool",
+    )
+
+    def __init__(
+        self, pool: BlockPool, blocks: CachedBlocks, max_blocks: int, clock: Callable[[], float]
+    ) -> None:
+        self._pool = pool
+        self._blocks = blocks
+        self._max_blocks = max_blocks
+        self._clock = clock
+        self._last_serial = 0
+        self._of_last_block: dict[BlockId, list[Pin]] = {}
+        self._deadlines = SortedList()  # (deadline, serial, pin)
+        self._num_pins: Counter[BlockId] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._deadlines)
+
+    def __iter__(self) -> Iterator[Pin]:
+        """The pin that ends first comes first."""
+        return (pin for *_, pin in self._deadlines)
+
+    @property
+    def num_pinned_blocks(self) -> int:
+        return len(self._num_pins)
+
+    @property
+    def num_pinned_only(self) -> int:
+        """Blocks that only the tree and pins refer to. O(pinned blocks)."""
+        return sum(
+            self._pool.num_references(block_id) == 1 + num_pins
+            for block_id, num_pins in self._num_pins.items()
+        )
+
+    def add(self, path: Path, namespace: Namespace, num_tokens: int, visit: Visit, ttl_seconds: float) -> Pin:
+        """Pin the whole blocks of a path. Raises PinLimitError when too much would be pinned. O(blocks)."""
+        block_ids = path.block_ids
+        num_more = sum(block_id not in self._num_pins for block_id in block_ids)
+        if self.num_pinned_blocks + num_more > self._max_blocks:
+            raise PinLimitError(
+                f"pinning needs {num_more} more blocks, but {self.num_pinned_blocks} of at most "
+                f"{self._max_blocks} are pinned; end a pin or raise max_pinned_share"
+            )
+        self._blocks.retain(block_ids)
+        self._blocks.touch(path, visit, is_new_use=False)
+        self._last_serial += 1
+        pin = Pin(
+            serial=self._last_serial,
+            namespace=namespace,
+            num_tokens=num_tokens,
+            block_ids=block_ids,
+            ttl_seconds=ttl_seconds,
+            expires_at=self._clock() + ttl_seconds,
+            visit=visit,
+        )
+        self._num_pins.update(block_ids)
+        self._of_last_block.setdefault(block_ids[-1], []).append(pin)
+        self._deadlines.add((pin.expires_at, pin.serial, pin))
+        return pin
+
+    def renew(self, pin: Pin) -> None:
+        """Its time starts again. Raises PinExpiredError. O(log pins)."""
+        self._require(pin)
+        self._deadlines.remove((pin.expires_at, pin.serial, pin))
+        pin.expires_at = self._clock() + pin.ttl_seconds
+        self._deadlines.add((pin.expires_at, pin.serial, pin))
+
+    def hit(self, end: RadixNode) -> None:
+        """A request uses the path to this node: the pins on it start again. O(depth) when there are pins."""
+        if self._of_last_block:
+            for node in end.lineage():
+                for pin in self._of_last_block.get(node.block_ids[-1], ()):
+                    self.renew(pin)
+
+    def end(self, pin: Pin) -> None:
+        """Release its blocks. Raises PinExpiredError the second time. O(blocks)."""
+        self._require(pin)
+        self._deadlines.remove((pin.expires_at, pin.serial, pin))
+        pin.is_ended = True
+        for block_id in pin.block_ids:
+            self._num_pins[block_id] -= 1
+            if not self._num_pins[block_id]:
+                del self._num_pins[block_id]
+        same_end = self._of_last_block[pin.block_ids[-1]]
+        same_end.remove(pin)
+        if not same_end:
+            del self._of_last_block[pin.block_ids[-1]]
+        self._blocks.release(pin.block_ids, pin.visit.account)
+
+    def end_due(self) -> None:
+        """End the pins whose time is over. O(1) when there are none."""
+        if self._deadlines and self._deadlines[0][0] < inf:
+            now = self._clock()
+            for pin in [pin for *_, pin in self._deadlines.irange(maximum=(now, inf))]:
+                self._blocks.note_expiry(pin.block_ids[-1], pin.expires_at)
+                self.end(pin)
+
+    def end_all(self) -> None:
+        """O(pinned blocks)."""
+        for pin in list(self):
+            self.end(pin)
+
+    def references(self) -> Counter[BlockId]:
+        """How many pins hold each block. O(pinned blocks)."""
+        return self._num_pins.copy()
+
+    def check(self) -> None:
+        """Raise AssertionError if an invariant is broken. For tests."""
+        pins = list(self)
+        assert not any(pin.is_ended for pin in pins)
+        assert self._num_pins == Counter(block_id for pin in pins for block_id in pin.block_ids)
+        assert self.num_pinned_blocks <= self._max_blocks
+        by_last_block = [pin for same_end in self._of_last_block.values() for pin in same_end]
+        assert sorted(pin.serial for pin in by_last_block) == sorted(pin.serial for pin in pins)
+        assert all(pin in self._of_last_block[pin.block_ids[-1]] for pin in pins)
+        assert all(self._blocks.is_end(pin.block_ids[-1]) for pin in pins)
+
+    def _require(self, pin: Pin) -> None:
+        if pin.is_ended:
+            raise PinExpiredError("the pin has ended; pin the prefix again")
+        if pin not in self._of_last_block.get(pin.block_ids[-1], ()):
+            raise PinExpiredError("the pin belongs to another cache; use the one that made it")
