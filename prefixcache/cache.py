@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from math import inf
@@ -26,6 +27,8 @@ from prefixcache.quota import TenantLedger, TenantQuota, TenantUsage
 from prefixcache.radix_node import Visit
 from prefixcache.radix_tree import Match, Path, RadixTree
 from prefixcache.sightings import TenantSightings
+from prefixcache.snapshot import RowReader, RowWriter, open_snapshot, save_snapshot
+from prefixcache.snapshot_tree import index_of, restore_blocks
 from prefixcache.token_chunks import TOKEN_BYTES, ChunkHash, TokenIds, pack_tokens
 
 
@@ -323,6 +326,55 @@ class PrefixCache:
         self._handles.next_epoch()
         self._blocks.forget_all()
 
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        model: str = "",
+        layout: str = "",
+        dtype: str = "",
+        write_row: RowWriter | None = None,
+    ) -> int:
+        """Save the index, and with `write_row` the KV of its blocks; return the bytes of the file.
+
+        `model`, `layout` and `dtype` say what rows are: `restore` refuses any others. Not saved is
+        what was promised in seconds: pins, and priorities that end. Written aside and renamed, so
+        that at `path` is always a whole snapshot. Raises OSError, or what `write_row` raises; the
+        former snapshot is still there then. O(bytes).
+        """
+        index, block_ids = index_of(self._tree, self._blocks.last_tick)
+        header = self._snapshot_header(model, layout, dtype)
+        return save_snapshot(path, header=header, index=index, block_ids=block_ids, write_row=write_row)
+
+    def restore(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        model: str = "",
+        layout: str = "",
+        dtype: str = "",
+        read_row: RowReader | None = None,
+    ) -> int:
+        """Fill the empty cache from a snapshot, and return how many blocks it has now.
+
+        When there are fewer free blocks than saved ones, those used last are taken. Raises
+        SnapshotDamagedError, SnapshotMismatchError when the snapshot is another model's, layout's,
+        dtype's, block size's or secret's, InvalidArgumentError when something is cached already or
+        the snapshot has rows and `read_row` is not given or the other way round, or OSError;
+        nothing has changed then. O(bytes).
+        """
+        if self._tree.num_nodes:
+            raise InvalidArgumentError(
+                f"the cache has {self._tree.num_nodes} nodes; reset it before restoring a snapshot"
+            )
+        with open_snapshot(path, header=self._snapshot_header(model, layout, dtype)) as snapshot:
+            if snapshot.has_rows != (read_row is not None):
+                raise InvalidArgumentError(
+                    f"the snapshot was saved with{'' if snapshot.has_rows else 'out'} rows; "
+                    f"restore it with{'' if snapshot.has_rows else 'out'} read_row"
+                )
+            return restore_blocks(snapshot, read_row, self._pool, self._tree, self._blocks, self._ledger)
+
     def block_keys(self) -> dict[BlockKey, BlockKey]:
         """The key of every whole cached block, and the one it is chained from. O(blocks)."""
         parents: dict[BlockKey, BlockKey] = {}
@@ -363,6 +415,15 @@ class PrefixCache:
         stats = self.stats()
         assert stats.num_live >= 0
         assert len(self._handles) or not stats.num_live
+
+    def _snapshot_header(self, model: str, layout: str, dtype: str) -> dict[str, str | int]:
+        return {
+            "block_size": self.block_size,
+            "dtype": dtype,
+            "layout": layout,
+            "model": model,
+            "secret_id": self._block_keys.secret_id,
+        }
 
     def _walk(self, tokens: bytes, namespace: Namespace, num_public_tokens: int) -> Path:
         """The longest path for a prompt, of which at least one token must be left to compute."""

@@ -206,15 +206,21 @@ class CachedBlocks:
             node.last_used = self._last_tick
             node.turn, node.is_output = visit.turn, is_output
             node.priority, node.priority_ends = visit.priority, visit.priority_ends
-        num_blocks = len(block_ids)
-        node.owner.num_cached_blocks += num_blocks
+        self._take_in(node, len(block_ids))
         if node.is_public:
-            self._ledger.charge(node.payers, num_blocks)
             self._charge(node, visit.account)
-        elif node.owner.quota.floor_blocks:
-            self._order.unpark(node.owner, node.owner.num_surplus_blocks)
-        self._policy.inserted(node, num_blocks, self._note_insertion(node, num_blocks) if is_whole else None)
         return node
+
+    def resume_at(self, tick: int) -> None:
+        """Number requests on from there, if so many have not come yet."""
+        self._last_tick = max(self._last_tick, tick)
+
+    def take_in_restored(self, node: RadixNode) -> None:
+        """A node of a snapshot has been put into the tree. Requires: its blocks are live. O(blocks)."""
+        self._pool.add_cached(node.block_ids)
+        self._take_in(node, len(node.block_ids))
+        if node.num_uses:
+            self._policy.used(node)
 
     def evict(self, num_blocks: int, account: TenantAccount | None = None) -> int:
         """Evict up to `num_blocks` idle blocks, and return how many there were.
@@ -285,11 +291,21 @@ class CachedBlocks:
         self._order.check(node for node in nodes if node.is_leaf and self._pool.is_idle(node.block_ids[-1]))
         self._ledger.check(nodes)
 
+    def _take_in(self, node: RadixNode, num_blocks: int) -> None:
+        """The last `num_blocks` of a node have come into the tree."""
+        node.owner.num_cached_blocks += num_blocks
+        self._ledger.charge(node.payers, num_blocks)
+        if node.owner.quota.floor_blocks:
+            self._order.unpark(node.owner, node.owner.num_surplus_blocks)
+        self._policy.inserted(node, num_blocks, self._note_insertion(node, num_blocks))
+
     def _note_insertion(self, node: RadixNode, num_blocks: int) -> Tombstone | None:
         """Tell the events; and recall, to be forgotten, what was known of the run while it was lost."""
         if self._events is None and not self._history:
             return None
         keys = self._tree.keys_of(node)
+        if not keys:  # a tail
+            return None
         start = len(keys) - num_blocks * KEY_BYTES
         if self._events is not None:
             parent_key = BlockKey(keys[start - KEY_BYTES : start]) if start else self._tree.key_above(node)

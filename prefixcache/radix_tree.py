@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from prefixcache.block_keys import KEY_BYTES, BlockKey, BlockKeys, unpack_keys
@@ -135,6 +135,14 @@ class RadixTree:
         """The node whose last block this is. O(1)."""
         return self._node_of_last_block.get(block_id)
 
+    def roots(self) -> Iterable[tuple[bytes, RadixNode]]:
+        """The domains and their roots."""
+        return self._roots.items()
+
+    def root_of(self, domain: bytes) -> RadixNode:
+        """The root of a domain; a new one belongs to the tree as soon as something is inserted below it."""
+        return self._roots.get(domain) or self._new_node((domain, 0), None, b"", [], self._public)
+
     def walk(self, tokens: bytes, namespace: Namespace, num_tokens: int, num_public_chunks: int) -> Path:
         """The longest path along the first `num_tokens` of `tokens`. Changes nothing.
 
@@ -146,8 +154,7 @@ class RadixTree:
         limit = num_tokens * TOKEN_BYTES
         first_exit = num_public_chunks * self._chunk_bytes
         domain = namespace.domain
-        # A new root belongs to the tree as soon as something is inserted below it.
-        root = self._roots.get(domain) or self._new_node((domain, 0), None, b"", [], self._public)
+        root = self.root_of(domain)
         public = self._follow(PUBLIC_SCOPE, root, 0, tokens, limit)
         exit_offset, _, exit_node, num_exit_blocks = public
         if num_exit_blocks < len(exit_node.block_ids):
@@ -204,16 +211,28 @@ class RadixTree:
         """The tail under `parent` that `edge` would make superfluous: all its tokens begin `edge`."""
         return self._siblings.tail_within(parent, scope, edge[: self._chunk_bytes])
 
+    def reserve_serials(self, count: int) -> int:
+        """The first of `count` serials that no node has or will get by itself."""
+        self._last_serial += count
+        return self._last_serial - count + 1
+
     def insert(
-        self, parent: RadixNode, scope: bytes, edge: bytes, block_ids: list[BlockId], owner: TenantAccount
+        self,
+        parent: RadixNode,
+        scope: bytes,
+        edge: bytes,
+        block_ids: list[BlockId],
+        owner: TenantAccount,
+        *,
+        serial: int | None = None,
     ) -> RadixNode:
-        """Put a run, or a tail, as a new node below `parent`.
+        """Put a run, or a tail, as a new node below `parent`, with the next serial unless one is given.
 
         Requires: not `is_taken`, no `superseded_tail`, `edge` covers `block_ids`. O(bytes + log nodes).
         """
         if parent.is_root:
             self._roots[parent.scope] = parent
-        return self._link(parent, self._key(scope, edge), edge, block_ids, owner)
+        return self._link(parent, self._key(scope, edge), edge, block_ids, owner, serial)
 
     def grow(self, leaf: RadixNode, edge: bytes, block_ids: list[BlockId]) -> None:
         """Append whole chunks to a leaf that is no tail. O(bytes)."""
@@ -389,8 +408,9 @@ class RadixTree:
         edge: bytes,
         block_ids: list[BlockId],
         owner: TenantAccount,
+        serial: int | None = None,
     ) -> RadixNode:
-        node = self._new_node(key, parent, edge, block_ids, owner)
+        node = self._new_node(key, parent, edge, block_ids, owner, serial)
         parent.children[key] = node
         self._siblings.add(node)
         self._node_of_last_block[block_ids[-1]] = node
@@ -403,8 +423,8 @@ class RadixTree:
         edge: bytes,
         block_ids: list[BlockId],
         owner: TenantAccount,
+        serial: int | None = None,
     ) -> RadixNode:
-        self._last_serial += 1
-        return RadixNode(
-            serial=self._last_serial, key=key, parent=parent, edge=edge, block_ids=block_ids, owner=owner
-        )
+        if serial is None:
+            serial = self.reserve_serials(1)
+        return RadixNode(serial=serial, key=key, parent=parent, edge=edge, block_ids=block_ids, owner=owner)

@@ -1,0 +1,144 @@
+"""From a live cache to the index of a snapshot, and back."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import accumulate, chain, islice
+from math import inf
+from typing import NamedTuple
+
+from prefixcache.block_pool import BlockId, BlockPool
+from prefixcache.cached_blocks import CachedBlocks
+from prefixcache.quota import TenantLedger
+from prefixcache.radix_node import RadixNode
+from prefixcache.radix_tree import RadixTree
+from prefixcache.snapshot import RowReader, Snapshot
+from prefixcache.snapshot_index import SnapshotIndex, SnapshotNode
+
+
+def index_of(tree: RadixTree, last_tick: int) -> tuple[SnapshotIndex, list[BlockId]]:
+    """The tree as plain data, and the ids of its blocks in that order. O(bytes + nodes log nodes).
+
+    What was promised in seconds is not in it: pins, and priorities that end.
+    """
+    ordered = list(_breadth_first(tree))
+    position = {node: place for place, (_, node) in enumerate(ordered)}
+    age_rank = {node: rank for rank, node in enumerate(sorted(position, key=lambda node: node.serial))}
+    nodes = [
+        SnapshotNode(
+            parent=position.get(node.parent) if node.parent else None,
+            domain=domain,
+            scope=node.scope,
+            tenant=node.owner.tenant,
+            edge=node.edge,
+            num_blocks=len(node.block_ids),
+            last_used=node.last_used,
+            age_rank=age_rank[node],
+            payers=tuple(account.tenant for account in node.payers),
+            policy={
+                "created": node.created,
+                "is_output": int(node.is_output),
+                "num_uses": node.num_uses,
+                "priority": node.priority if node.priority_ends == inf else 0,
+                "turn": node.turn,
+            },
+        )
+        for domain, node in ordered
+    ]
+    index = SnapshotIndex(block_size=tree.block_size, clock=last_tick, nodes=nodes)
+    return index, [block_id for _, node in ordered for block_id in node.block_ids]
+
+
+def restore_blocks(
+    snapshot: Snapshot,
+    read_row: RowReader | None,
+    pool: BlockPool,
+    tree: RadixTree,
+    blocks: CachedBlocks,
+    ledger: TenantLedger,
+) -> int:
+    """Fill an empty tree, what was used last first, and return how many blocks it has now.
+
+    Raises what reading rows raises; only rows of free blocks have changed then. O(bytes).
+    """
+    runs = _choose_runs(snapshot.index, pool.num_free)
+    block_ids = pool.allocate(sum(run.num_blocks for run in runs))
+    if read_row is not None:
+        rows = chain.from_iterable(range(run.first_row, run.first_row + run.num_blocks) for run in runs)
+        try:
+            snapshot.read_rows(zip(rows, block_ids, strict=True), read_row)
+        except BaseException:
+            pool.release(block_ids)
+            raise
+    blocks.resume_at(snapshot.index.clock)
+    first_serial = tree.reserve_serials(len(snapshot.index.nodes))
+    nodes: dict[int, RadixNode] = {}
+    untaken = iter(block_ids)
+    for run in runs:
+        saved = snapshot.index.nodes[run.position]
+        parent = tree.root_of(saved.domain) if saved.parent is None else nodes[saved.parent]
+        taken = list(islice(untaken, run.num_blocks))
+        node = _restore_node(saved, parent, taken, tree, ledger, serial=first_serial + saved.age_rank)
+        blocks.take_in_restored(node)
+        nodes[run.position] = node
+    for node in nodes.values():
+        blocks.release(node.block_ids, node.owner)
+    return len(block_ids)
+
+
+class _Run(NamedTuple):
+    """A node of an index, as far as it is restored."""
+
+    position: int
+    num_blocks: int
+    first_row: int
+    """Number of its first block in the file."""
+
+
+def _choose_runs(index: SnapshotIndex, num_blocks: int) -> list[_Run]:
+    """What of an index fits into so many blocks: what was used last, parents first. O(nodes log nodes)."""
+    first_rows = [0, *accumulate(node.num_blocks for node in index.nodes)]
+    # A parent was used no earlier than its children and stands before them, so it stays before them.
+    latest_first = sorted(range(len(index.nodes)), key=lambda place: -index.nodes[place].last_used)
+    runs = []
+    for position in latest_first:
+        num_fitting = min(index.nodes[position].num_blocks, num_blocks)
+        if num_fitting:
+            runs.append(_Run(position, num_fitting, first_rows[position]))
+            num_blocks -= num_fitting
+    return runs
+
+
+def _restore_node(
+    saved: SnapshotNode,
+    parent: RadixNode,
+    block_ids: list[BlockId],
+    tree: RadixTree,
+    ledger: TenantLedger,
+    *,
+    serial: int,
+) -> RadixNode:
+    """Put a saved node into the tree, cut to the blocks given."""
+    owner = ledger.account(saved.tenant) if saved.scope else ledger.public
+    edge = saved.edge[: len(block_ids) * tree.chunk_bytes]
+    node = tree.insert(parent, saved.scope, edge, block_ids, owner, serial=serial)
+    node.payers = tuple(map(ledger.account, saved.payers))
+    node.last_used = saved.last_used
+    node.created = int(saved.policy["created"])
+    node.is_output = bool(saved.policy["is_output"])
+    node.num_uses = int(saved.policy["num_uses"])
+    node.priority = int(saved.policy["priority"])
+    node.turn = int(saved.policy["turn"])
+    return node
+
+
+def _breadth_first(tree: RadixTree) -> Iterator[tuple[bytes, RadixNode]]:
+    """All nodes with their domains, in the order of a `SnapshotIndex`."""
+    waiting = deque(sorted(tree.roots(), key=lambda item: item[0]))
+    while waiting:
+        domain, parent = waiting.popleft()
+        children = parent.children.values()
+        for node in sorted(children, key=lambda node: (node.scope, node.edge[: tree.chunk_bytes])):
+            yield domain, node
+            waiting.append((domain, node))
