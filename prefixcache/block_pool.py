@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 from typing import NewType
 
@@ -51,7 +50,7 @@ class BlockPool:
         if num_blocks < 1:
             raise InvalidArgumentError(f"num_blocks is {num_blocks}; a pool needs at least 1 block")
         self._ref_counts = [0] * num_blocks
-        self._cached_in_epoch = array("I", bytes(4 * num_blocks))
+        self._cached_in_epoch = [0] * num_blocks
         """0 for a block that was in no tree, the current epoch if it is, anything else if it is stale."""
         self._epoch = _FIRST_EPOCH
         self._free_ids = [BlockId(i) for i in reversed(range(num_blocks))]  # a stack, lowest id on top
@@ -114,6 +113,16 @@ class BlockPool:
             counts[block_id] = count + 1
         self._num_idle -= num_woken
 
+    def retain_cached(self, block_ids: Sequence[BlockId]) -> None:
+        """`retain`, twice as fast. Requires: all are in the tree. O(blocks)."""
+        counts, num_woken = self._ref_counts, 0
+        for block_id in block_ids:
+            count = counts[block_id]
+            if count == 1:
+                num_woken += 1
+            counts[block_id] = count + 1
+        self._num_idle -= num_woken
+
     def release(self, block_ids: Sequence[BlockId]) -> int:
         """Drop one reference of each block; blocks without any but a stale one become free. O(blocks).
 
@@ -122,21 +131,21 @@ class BlockPool:
         besides the tree's, which only `remove_cached` drops.
         """
         counts, cached_in, epoch = self._ref_counts, self._cached_in_epoch, self._epoch
-        num_idled, num_stale, freed, overdrawn = 0, 0, [], []
+        num_idled, num_stale = 0, 0
+        freed: list[BlockId] = []
+        overdrawn: list[BlockId] = []
         for block_id in block_ids:
             count = counts[block_id] - 1
             counts[block_id] = count
-            if count < 2:
+            if count == 1:
                 cached_epoch = cached_in[block_id]
-                num_trees = cached_epoch != 0  # how many references are a tree's
-                if count < num_trees:
-                    overdrawn.append(block_id)
-                elif count == num_trees:
-                    if cached_epoch == epoch:
-                        num_idled += 1
-                    else:
-                        num_stale += num_trees
-                        freed.append(block_id)
+                if cached_epoch == epoch:
+                    num_idled += 1
+                elif cached_epoch:
+                    num_stale += 1
+                    freed.append(block_id)
+            elif count < 1:
+                (overdrawn if count < 0 or cached_in[block_id] else freed).append(block_id)
         if overdrawn:
             for block_id in block_ids:
                 counts[block_id] += 1

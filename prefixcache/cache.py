@@ -14,7 +14,7 @@ from prefixcache.block_keys import BlockKey, BlockKeys
 from prefixcache.block_pool import BlockPool, OnFree
 from prefixcache.cached_blocks import CachedBlocks
 from prefixcache.errors import InvalidArgumentError, NotCachedError
-from prefixcache.events import EventLog
+from prefixcache.events import EventLog, EventState
 from prefixcache.eviction_policies import make_policy
 from prefixcache.explain import Explanation, explain_miss
 from prefixcache.handle import BlockCopy, CacheHandle
@@ -90,7 +90,7 @@ class PrefixCache:
             raise InvalidArgumentError(f"max_pinned_share is {max_pinned_share}; give 0 to 1")
         if history_capacity is not None and history_capacity < 0:
             raise InvalidArgumentError(f"history_capacity is {history_capacity}; give 0 or more")
-        self._clock = clock
+        self._events = events
         self._block_keys = BlockKeys(chunk_bytes=block_size * TOKEN_BYTES, secret=secret)
         self._pool = BlockPool(num_blocks, on_free=on_free)
         self._ledger = TenantLedger(num_blocks, quotas or {})
@@ -374,6 +374,15 @@ class PrefixCache:
                     f"restore it with{'' if snapshot.has_rows else 'out'} read_row"
                 )
             return restore_blocks(snapshot, read_row, self._pool, self._tree, self._blocks, self._ledger)
+
+    def event_state(self) -> EventState:
+        """Everything cached now as events, for a subscriber that starts or has missed some. O(blocks).
+
+        Raises InvalidArgumentError when the cache was made without `events`.
+        """
+        if self._events is None:
+            raise InvalidArgumentError("the cache has no event log; make it with events=EventLog(...)")
+        return self._events.state_events(self._tree.runs())
 
     def block_keys(self) -> dict[BlockKey, BlockKey]:
         """The key of every whole cached block, and the one it is chained from. O(blocks)."""

@@ -137,6 +137,12 @@ class CachedBlocks:
         self._pool.retain(block_ids)
         self._reconsider_deepest(block_ids)
 
+    def retain_cached(self, block_ids: Sequence[BlockId]) -> None:
+        """`retain`, twice as fast. Requires: all are in the tree."""
+        self._pool.retain_cached(block_ids)
+        if block_ids:
+            self._reconsider(block_ids[-1])
+
     def release(self, block_ids: Sequence[BlockId], account: TenantAccount) -> None:
         """Drop one reference of each, held for this tenant; what is cached stays until it is evicted.
 

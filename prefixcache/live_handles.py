@@ -137,6 +137,8 @@ class LiveHandles:
             copies.append(BlockCopy(source_id, new_ids[0], num_slots))
             num_cached_tokens += num_slots
         account.count_request(num_tokens, num_cached_tokens, uses_cache=use_cache, is_resumed=is_resumed)
+        if not use_cache:
+            self._note_bypass(tokens, namespace, num_public_tokens, account)
         handle = CacheHandle(
             namespace=namespace,
             tokens=tokens,
@@ -207,16 +209,12 @@ class LiveHandles:
         if not include_tail:
             num_written_tokens -= num_written_tokens % self._block_size
         num_written_blocks = self._num_blocks_for(num_written_tokens)
-        if num_written_blocks == 0 or handle.epoch != self._epoch:
+        if num_written_blocks == 0 or not handle.use_cache or handle.epoch != self._epoch:
             return
         if self._pool.is_cached(handle.block_table[num_written_blocks - 1]):
             return  # then all blocks before it are cached too
         tokens = bytes(handle.tokens[: num_written_tokens * TOKEN_BYTES])
-        num_public = handle.num_public_chunks
-        if not handle.use_cache:
-            self._note_bypass(handle, tokens)
-            return
-        path = self._tree.walk(tokens, handle.namespace, num_written_tokens, num_public)
+        path = self._tree.walk(tokens, handle.namespace, num_written_tokens, handle.num_public_chunks)
         if self._adopt(handle, path.block_ids):
             self._insert_behind(path, handle, tokens)
 
@@ -257,14 +255,13 @@ class LiveHandles:
 
         Returns the partial block that is retained as well, if any. All or nothing.
         """
-        self._blocks.retain(shared_ids)
+        self._blocks.retain_cached(shared_ids)
         if partial is not None:
-            self._blocks.retain(partial[:1])
+            self._blocks.retain_cached(partial[:1])
             try:
                 self._blocks.require_available(num_new, account)
             except (OutOfBlocksError, QuotaExceededError):
-                self._blocks.release(partial[:1], account)  # its own source may be the block that is needed
-                partial = None
+                self._blocks.release(partial[:1], account)  # it may be the very block that is needed
             else:
                 return partial
         try:
@@ -272,7 +269,7 @@ class LiveHandles:
         except (OutOfBlocksError, QuotaExceededError):
             self._blocks.release(shared_ids, account)
             raise
-        return partial
+        return None
 
     def _adopt(self, handle: CacheHandle, tree_ids: list[BlockId]) -> bool:
         """Switch the beginning of the table to the tree's blocks of the same tokens.
@@ -287,7 +284,7 @@ class LiveHandles:
         next_ids = table[len(tree_ids) : len(tree_ids) + 1]
         if any(self._pool.num_references(block_id) > 1 for block_id in next_ids):
             return False
-        self._blocks.retain(tree_ids)
+        self._blocks.retain_cached(tree_ids)
         table[: len(tree_ids)] = tree_ids
         self._blocks.release(own_ids, handle.visit.account)
         return True
@@ -318,14 +315,16 @@ class LiveHandles:
                 return  # its place is taken, so what is left stays out of the tree
             node = inserted
 
-    def _note_bypass(self, handle: CacheHandle, tokens: bytes) -> None:
+    def _note_bypass(
+        self, tokens: bytes, namespace: Namespace, num_public_tokens: int, account: TenantAccount
+    ) -> None:
         """Remember under the key of its first missing block that this prompt was not to be cached."""
-        path = self._tree.walk(tokens, handle.namespace, len(tokens) // TOKEN_BYTES, handle.num_public_chunks)
+        path = self._walk(tokens, namespace, num_public_tokens, use_cache=True)
         start = path.num_chunks * self._chunk_bytes
         chunk = tokens[start : start + self._chunk_bytes]
         if len(chunk) == self._chunk_bytes:
-            key = self._tree.key_behind(path.end, path.num_end_blocks, handle.namespace.scope, chunk)
-            self._blocks.note_loss(key, Loss.CACHE_OFF, handle.visit.account)
+            key = self._tree.key_behind(path.end, path.num_end_blocks, namespace.scope, chunk)
+            self._blocks.note_loss(key, Loss.CACHE_OFF, account)
 
 
 def num_declared_chunks(num_public_tokens: int, num_tokens: int, block_size: int) -> int:

@@ -114,7 +114,7 @@ class PinTable:
                 f"pinning needs {num_more} more blocks, but {self.num_pinned_blocks} of at most "
                 f"{self._max_blocks} are pinned; end a pin or raise max_pinned_share"
             )
-        self._blocks.retain(block_ids)
+        self._blocks.retain_cached(block_ids)
         self._blocks.touch(path, visit, is_new_use=False)
         self._last_serial += 1
         pin = Pin(
