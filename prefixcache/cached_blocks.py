@@ -12,7 +12,7 @@ from prefixcache.eviction import EvictionOrder
 from prefixcache.eviction_policies import EvictionPolicy
 from prefixcache.eviction_room import num_idle_above_floors, num_idle_at_end, num_idle_at_hand, num_own_idle
 from prefixcache.history import History, Loss, Tombstone
-from prefixcache.quota import MAX_PAYERS, TenantAccount, TenantLedger
+from prefixcache.quota import MAX_PAYERS, SHARES_PER_BLOCK, TenantAccount, TenantLedger
 from prefixcache.radix_node import RadixNode, Visit
 from prefixcache.radix_tree import Path, RadixTree
 
@@ -68,6 +68,10 @@ class CachedBlocks:
         self._num_evicted = 0
 
     @property
+    def block_size(self) -> int:
+        return self._tree.block_size
+
+    @property
     def last_tick(self) -> int:
         """Number of the latest request."""
         return self._last_tick
@@ -91,23 +95,24 @@ class CachedBlocks:
             return self._pool.num_free + self._pool.num_idle
         return self._pool.num_free + num_idle_above_floors(self._pool, self._tree, account)
 
-    def require_available(self, num_blocks: int, account: TenantAccount) -> None:
+    def require_available(self, num_blocks: int, account: TenantAccount, num_new_shares: int = 0) -> None:
         """Raise QuotaExceededError or OutOfBlocksError unless `allocate` would find so many.
 
+        `num_new_shares` are those of public blocks that the account will be charged before.
         O(1); with floors or at a ceiling O(leaves looked at until there are enough), at worst O(nodes).
         """
-        num_over = account.num_blocks_over_ceiling(num_blocks)
+        num_over = account.num_blocks_over_ceiling(num_blocks, num_new_shares)
         if num_over and num_over > (num_own := num_own_idle(self._pool, self._tree, account, num_over)):
             assert account.quota.ceiling_blocks is not None
             raise QuotaExceededError(
                 tenant=account.tenant,
                 num_needed=num_blocks,
                 ceiling_blocks=account.quota.ceiling_blocks,
-                num_charged=account.num_charged_blocks,
+                num_charged=account.num_charged_blocks + num_new_shares / SHARES_PER_BLOCK,
                 num_idle=num_own,
             )
         num_missing, num_evictable = num_blocks - self._pool.num_free, self._pool.num_idle
-        if 0 < num_missing <= num_evictable and self._ledger.has_floors(besides=account):
+        if num_missing > 0 and self._ledger.has_floors(besides=account):
             num_evictable = num_idle_at_hand(self._pool, self._order, account, num_missing)
             if num_evictable < num_missing:
                 num_evictable = num_idle_above_floors(self._pool, self._tree, account)
@@ -115,6 +120,18 @@ class CachedBlocks:
             raise OutOfBlocksError(
                 num_needed=num_blocks, num_free=self._pool.num_free, num_idle=num_evictable
             )
+
+    def num_new_shares(self, path: Path, account: TenantAccount) -> int:
+        """What `touch` will charge an account with a ceiling for the path's public blocks. O(depth)."""
+        if account.quota.ceiling_blocks is None:
+            return 0
+        num_shares, num_blocks, node = 0, path.num_end_blocks, path.end
+        while node.parent is not None:
+            if node.is_public and account not in node.payers:
+                num_shares += num_blocks * (SHARES_PER_BLOCK // min(MAX_PAYERS, len(node.payers) + 1))
+            node = node.parent
+            num_blocks = len(node.block_ids)
+        return num_shares
 
     def allocate(self, num_blocks: int, account: TenantAccount) -> list[BlockId]:
         """Take free blocks, evicting as many as are missing. Requires: so many are available.
@@ -406,4 +423,5 @@ def _is_continued(parent: RadixNode, scope: bytes, visit: Visit, is_output: bool
         and parent.is_leaf
         and parent.scope == scope
         and parent.is_output == is_output
+        and parent.payers in ((), (visit.account,))
     )

@@ -119,7 +119,7 @@ class LiveHandles:
         self._pins.end_due()
         shared_ids = path.block_ids
         num_new = self._num_blocks_for(num_tokens) - len(shared_ids)
-        source = self._retain_match(shared_ids, path.partial, num_new, account)
+        source = self._retain_match(path, shared_ids, num_new, account)
         visit = Visit(
             tick=self._blocks.next_tick(),
             account=account,
@@ -128,7 +128,7 @@ class LiveHandles:
             priority_ends=inf if priority_seconds == inf else self._clock() + priority_seconds,
         )
         end = self._blocks.touch(path, visit, is_new_use=True)
-        self._pins.hit(end)
+        self._pins.hit(end, path.partial)
         new_ids = self._blocks.allocate(num_new, account)
         num_cached_tokens = len(shared_ids) * self._block_size
         copies = []
@@ -245,27 +245,25 @@ class LiveHandles:
         return self._tree.walk(tokens, namespace, num_tokens - 1 if use_cache else 0, num_public_chunks)
 
     def _retain_match(
-        self,
-        shared_ids: list[BlockId],
-        partial: tuple[BlockId, int] | None,
-        num_new: int,
-        account: TenantAccount,
+        self, path: Path, shared_ids: list[BlockId], num_new: int, account: TenantAccount
     ) -> tuple[BlockId, int] | None:
         """Retain a prompt's match before anything is allocated, so that it cannot be evicted for it.
 
         Returns the partial block that is retained as well, if any. All or nothing.
         """
+        num_new_shares = self._blocks.num_new_shares(path, account)
         self._blocks.retain_cached(shared_ids)
-        if partial is not None:
-            self._blocks.retain_cached(partial[:1])
+        if path.partial is not None:
+            source_ids = path.partial[:1]
+            self._blocks.retain_cached(source_ids)
             try:
-                self._blocks.require_available(num_new, account)
+                self._blocks.require_available(num_new, account, num_new_shares)
             except (OutOfBlocksError, QuotaExceededError):
-                self._blocks.release(partial[:1], account)  # it may be the very block that is needed
+                self._blocks.release(source_ids, account)  # it may be the very block that is needed
             else:
-                return partial
+                return path.partial
         try:
-            self._blocks.require_available(num_new, account)
+            self._blocks.require_available(num_new, account, num_new_shares)
         except (OutOfBlocksError, QuotaExceededError):
             self._blocks.release(shared_ids, account)
             raise

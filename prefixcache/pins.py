@@ -138,11 +138,18 @@ class PinTable:
         pin.expires_at = self._clock() + pin.ttl_seconds
         self._deadlines.add((pin.expires_at, pin.serial, pin))
 
-    def hit(self, end: RadixNode) -> None:
-        """A request uses the path to this node: the pins on it start again. O(depth) when there are pins."""
+    def hit(self, end: RadixNode, partial: tuple[BlockId, int] | None) -> None:
+        """A prompt uses the path to this node, and part of a block behind it: the pins on it start again.
+
+        All but the last token of a pin's last block is the whole pin, for the prompt's own last
+        token is always computed. O(depth) when there are pins.
+        """
         if self._of_last_block:
-            for node in end.lineage():
-                for pin in self._of_last_block.get(node.block_ids[-1], ()):
+            last_ids = [node.block_ids[-1] for node in end.lineage()]
+            if partial is not None and partial[1] == self._blocks.block_size - 1:
+                last_ids.append(partial[0])
+            for block_id in last_ids:
+                for pin in self._of_last_block.get(block_id, ()):
                     self.renew(pin)
 
     def end(self, pin: Pin) -> None:

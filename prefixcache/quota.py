@@ -95,12 +95,13 @@ class TenantAccount:
         """Cached blocks above the floor: as many as others may take."""
         return max(0, self.num_cached_blocks - self.quota.floor_blocks)
 
-    def num_blocks_over_ceiling(self, num_new: int) -> int:
-        """How many blocks it has to give up to be allowed `num_new` more. 0 without a ceiling."""
+    def num_blocks_over_ceiling(self, num_new: int, num_new_shares: int = 0) -> int:
+        """How many blocks it has to give up to be allowed so much more. 0 without a ceiling."""
         if self.quota.ceiling_blocks is None:
             return 0
-        shares = (self.num_blocks + num_new - self.quota.ceiling_blocks) * SHARES_PER_BLOCK + self.num_shares
-        return max(0, -(-shares // SHARES_PER_BLOCK))
+        num_whole = self.num_blocks + num_new - self.quota.ceiling_blocks
+        num_shares = num_whole * SHARES_PER_BLOCK + self.num_shares + num_new_shares
+        return max(0, -(-num_shares // SHARES_PER_BLOCK))
 
     def count_request(
         self, num_prompt_tokens: int, num_hit_tokens: int, *, uses_cache: bool, is_resumed: bool
