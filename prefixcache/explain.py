@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 from prefixcache.history import History, Loss, Tombstone
 from prefixcache.namespace import PUBLIC_SCOPE, Namespace
-from prefixcache.radix_tree import Elsewhere, Path, RadixTree
+from prefixcache.radix_tree import Path, RadixTree
 from prefixcache.token_chunks import TOKEN_BYTES, unpack_tokens
 
 
@@ -43,6 +44,16 @@ class Divergence(NamedTuple):
     """None when the cached prompt ends here."""
 
 
+class Elsewhere(NamedTuple):
+    """Who has how much of a prompt."""
+
+    domain: bytes
+    tenant: str
+    """Empty for public nodes."""
+    num_tokens: int
+    """Whole chunks of them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """What the cache has of a prompt, and why not more."""
@@ -69,11 +80,11 @@ def explain_miss(
         divergence = Divergence(
             position=path.num_tokens,
             prompt_token=unpack_tokens(tokens[path.num_tokens * TOKEN_BYTES :][:TOKEN_BYTES])[0],
-            cached_token=tree.token_behind(path, tokens, namespace),
+            cached_token=_cached_token(tree, path, tokens, namespace),
         )
         lost = _first_loss(tree, history, path, tokens, namespace)
         held_by = max(
-            (found for found in tree.elsewhere(tokens, num_tokens - 1) if found.num_tokens > path.num_tokens),
+            (found for found in _holders(tree, tokens, num_tokens - 1) if found.num_tokens > path.num_tokens),
             key=lambda found: (
                 found.domain == namespace.domain,
                 found.tenant == namespace.tenant,
@@ -114,3 +125,40 @@ def _first_loss(
         scopes.append(PUBLIC_SCOPE)
     keys = [tree.key_behind(path.end, path.num_end_blocks, scope, chunk) for scope in scopes]
     return next(filter(None, map(history.get, keys)), None)
+
+
+def _cached_token(tree: RadixTree, path: Path, tokens: bytes, namespace: Namespace) -> int | None:
+    """The token with which the cached prompt nearest to `tokens` goes on behind their path, if it does."""
+    start = path.num_chunks * tree.chunk_bytes
+    offset = path.num_tokens * TOKEN_BYTES - start
+    end = path.end
+    if path.num_end_blocks < len(end.block_ids):
+        edge = end.edge[path.num_end_blocks * tree.chunk_bytes :]
+    else:
+        query = tokens[start : start + tree.chunk_bytes]
+        scopes = [namespace.scope, PUBLIC_SCOPE] if end.is_root or end.is_public else [end.scope]
+        nodes = [node for scope in scopes for node in tree.children_around(end, scope, query)]
+        edges = [node.edge for node in nodes if node.edge.startswith(query[:offset])]
+        edge = edges[0] if edges else b""
+    token = edge[offset : offset + TOKEN_BYTES]
+    return unpack_tokens(token)[0] if token else None
+
+
+def _holders(tree: RadixTree, tokens: bytes, num_tokens: int) -> Iterator[Elsewhere]:
+    """Every scope of every domain that has a chunk of the first `num_tokens`."""
+    limit = num_tokens * TOKEN_BYTES
+    for domain, root in tree.roots():
+        offset, _, node, num_blocks = tree.follow(PUBLIC_SCOPE, root, 0, tokens, limit)
+        yield Elsewhere(domain, "", offset // TOKEN_BYTES)
+        if num_blocks < len(node.block_ids):  # private nodes hang at the ends of public ones
+            offset -= num_blocks * tree.chunk_bytes
+            node = node.parent or root
+        while True:
+            for child in tree.children_with_hash(node, tokens[offset : offset + tree.chunk_bytes]):
+                if not child.is_public:
+                    end = tree.follow(child.scope, node, offset, tokens, limit)[0]
+                    yield Elsewhere(domain, child.owner.tenant, end // TOKEN_BYTES)
+            if node.parent is None:
+                break
+            offset -= len(node.edge)
+            node = node.parent

@@ -51,17 +51,7 @@ class Path(NamedTuple):
         return block_ids
 
 
-class Elsewhere(NamedTuple):
-    """Who has how much of a prompt."""
-
-    domain: bytes
-    tenant: str
-    """Empty for public nodes."""
-    num_tokens: int
-    """Whole chunks of them."""
-
-
-_Branch = tuple[int, bytes, RadixNode, int]
+Branch = tuple[int, bytes, RadixNode, int]
 """How far one scope can be followed: bytes matched in all, scope, last node, blocks matched in it."""
 
 
@@ -155,7 +145,7 @@ class RadixTree:
         first_exit = num_public_chunks * self._chunk_bytes
         domain = namespace.domain
         root = self.root_of(domain)
-        public = self._follow(PUBLIC_SCOPE, root, 0, tokens, limit)
+        public = self.follow(PUBLIC_SCOPE, root, 0, tokens, limit)
         exit_offset, _, exit_node, num_exit_blocks = public
         if num_exit_blocks < len(exit_node.block_ids):
             assert exit_node.parent is not None
@@ -163,7 +153,7 @@ class RadixTree:
             exit_offset -= num_exit_blocks * self._chunk_bytes
         longest, max_offset = [public], public[0]
         while exit_offset >= first_exit:
-            private = self._follow(namespace.scope, exit_node, exit_offset, tokens, limit)
+            private = self.follow(namespace.scope, exit_node, exit_offset, tokens, limit)
             if private[0] > max_offset:
                 longest, max_offset = [private], private[0]
             elif private[0] == max_offset:
@@ -260,44 +250,14 @@ class RadixTree:
         if parent.is_root and parent.is_leaf:
             del self._roots[parent.scope]
 
-    def token_behind(self, path: Path, tokens: bytes, namespace: Namespace) -> int | None:
-        """The token where the cached prompt nearest to `tokens` goes on behind a path.
+    def children_with_hash(self, parent: RadixNode, chunk: bytes) -> list[RadixNode]:
+        """The children whose first chunk may be this, whatever their scope. O(children)."""
+        chunk_hash = self._chunk_hash(chunk)
+        return [child for (_, first_hash), child in parent.children.items() if first_hash == chunk_hash]
 
-        None when nothing goes on there. O(log nodes).
-        """
-        start = path.num_chunks * self._chunk_bytes
-        offset = path.num_tokens * TOKEN_BYTES - start
-        end = path.end
-        if path.num_end_blocks < len(end.block_ids):
-            edge = end.edge[path.num_end_blocks * self._chunk_bytes :]
-        else:
-            query = tokens[start : start + self._chunk_bytes]
-            scopes = {namespace.scope, PUBLIC_SCOPE} if end.is_root or end.is_public else {end.scope}
-            nodes = [node for scope in scopes for node in self._siblings.around(end, scope, query)]
-            edges = [node.edge for node in nodes if node.edge.startswith(query[:offset])]
-            edge = edges[0] if edges else b""
-        token = edge[offset : offset + TOKEN_BYTES]
-        return int.from_bytes(token, "little") if token else None
-
-    def elsewhere(self, tokens: bytes, num_tokens: int) -> Iterator[Elsewhere]:
-        """What each scope of each domain has of the first `num_tokens`. O(domains * edges * children)."""
-        limit = num_tokens * TOKEN_BYTES
-        for domain, root in self._roots.items():
-            offset, _, node, num_blocks = self._follow(PUBLIC_SCOPE, root, 0, tokens, limit)
-            yield Elsewhere(domain, "", offset // TOKEN_BYTES)
-            if num_blocks < len(node.block_ids):
-                offset -= num_blocks * self._chunk_bytes
-                node = node.parent or root
-            while True:
-                chunk_hash = self._chunk_hash(tokens[offset : offset + self._chunk_bytes])
-                for (scope, first_hash), child in node.children.items():
-                    if scope and first_hash == chunk_hash:
-                        end = self._follow(scope, node, offset, tokens, limit)[0]
-                        yield Elsewhere(domain, child.owner.tenant, end // TOKEN_BYTES)
-                if node.parent is None:
-                    break
-                offset -= len(node.edge)
-                node = node.parent
+    def children_around(self, parent: RadixNode, scope: bytes, query: bytes) -> list[RadixNode]:
+        """The children in a scope that stand next to where `query` would, at most two. O(log nodes)."""
+        return self._siblings.around(parent, scope, query)
 
     def runs(self) -> Iterator[CachedRun]:
         """All whole blocks with their keys, parents first. Requires: no change meanwhile. O(blocks)."""
@@ -366,7 +326,7 @@ class RadixTree:
     def _num_chunks(self, node: RadixNode) -> int:
         return len(node.edge) // self._chunk_bytes
 
-    def _follow(self, scope: bytes, node: RadixNode, offset: int, tokens: bytes, limit: int) -> _Branch:
+    def follow(self, scope: bytes, node: RadixNode, offset: int, tokens: bytes, limit: int) -> Branch:
         """Go down from the end of `node`, `offset` bytes into `tokens`, along nodes of `scope`."""
         chunk_bytes = self._chunk_bytes
         num_blocks = len(node.block_ids)
@@ -386,7 +346,7 @@ class RadixTree:
                 break
         return offset, scope, node, num_blocks
 
-    def _partial(self, branch: _Branch, tokens: bytes, limit: int) -> tuple[BlockId, int] | None:
+    def _partial(self, branch: Branch, tokens: bytes, limit: int) -> tuple[BlockId, int] | None:
         """The block behind `branch` that begins with the most of the next tokens, and how many."""
         offset, scope, end, num_blocks = branch
         if num_blocks < len(end.block_ids):
