@@ -16,6 +16,7 @@ BlockKey = NewType("BlockKey", bytes)
 
 KEY_BYTES = 16
 _SECRET_ID_BYTES = 8
+_MAX_DIGESTS = 1024
 
 
 class BlockKeys:
@@ -31,7 +32,7 @@ class BlockKeys:
     those who do not trust each other must compare the tokens, as the cache does on every hit.
     """
 
-    __slots__ = ("_chunk_bytes", "_secret")
+    __slots__ = ("_chunk_bytes", "_digests", "_secret")
 
     def __init__(self, *, chunk_bytes: int, secret: bytes = b"") -> None:
         """Raises InvalidArgumentError when `chunk_bytes` is no positive number of whole tokens."""
@@ -41,15 +42,17 @@ class BlockKeys:
             )
         self._chunk_bytes = chunk_bytes
         self._secret = secret
+        self._digests: dict[tuple[bytes, bytes], bytes] = {}  # the latest: domains and scopes recur
 
     @property
     def secret_id(self) -> str:
         """Tells whether two machines have the same secret, without telling the secret."""
-        return self._digest(b"", _SECRET_ID_BYTES, b"block key secret").hex()
+        purpose = b"block key secret"
+        return keyed_digest(b"", secret=self._secret, num_bytes=_SECRET_ID_BYTES, purpose=purpose).hex()
 
     def root(self, domain: bytes) -> BlockKey:
         """Where all paths of a domain start. It is no block's key."""
-        return BlockKey(self._digest(domain, KEY_BYTES, b"block key root"))
+        return BlockKey(self._digest(domain, b"block key root"))
 
     def enter(self, parent: BlockKey, scope: bytes) -> BlockKey:
         """Where paths go on that leave the public ones behind `parent` for a private scope.
@@ -58,7 +61,7 @@ class BlockKeys:
         """
         if scope == PUBLIC_SCOPE:
             return parent
-        return BlockKey(self._digest(parent + scope, KEY_BYTES, b"block key scope"))
+        return BlockKey(self._digest(parent + scope, b"block key scope"))
 
     def chain(self, parent: BlockKey, edge: bytes | bytearray) -> list[BlockKey]:
         """The keys of all whole chunks of `edge`, packed tokens that follow on `parent`.
@@ -71,8 +74,14 @@ class BlockKeys:
         keys = [key := xxh3_128_digest(key + chunk) for (chunk,) in chunks]
         return cast("list[BlockKey]", keys)
 
-    def _digest(self, message: bytes, num_bytes: int, purpose: bytes) -> bytes:
-        return keyed_digest(message, secret=self._secret, num_bytes=num_bytes, purpose=purpose)
+    def _digest(self, message: bytes, purpose: bytes) -> bytes:
+        digest = self._digests.get((message, purpose))
+        if digest is None:
+            digest = keyed_digest(message, secret=self._secret, num_bytes=KEY_BYTES, purpose=purpose)
+            if len(self._digests) == _MAX_DIGESTS:
+                self._digests.clear()
+            self._digests[message, purpose] = digest
+        return digest
 
 
 def unpack_keys(packed: bytes) -> list[BlockKey]:

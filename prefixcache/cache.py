@@ -77,7 +77,8 @@ class PrefixCache:
             for all; None leaves it private for ever.
         secret: makes block keys those of this deployment.
         events: where changes of the index are told.
-        history_capacity: lost runs remembered, about 300 bytes each; as many as blocks by default.
+        history_capacity: lost runs remembered, about 300 bytes each; by default 4,096 and one more
+            for every 16 blocks.
         clock: seconds for the ends of pins and priorities.
         chunk_hash: may be replaced to provoke collisions.
         on_free: told which blocks have just become free, so that a test can poison them.
@@ -95,7 +96,9 @@ class PrefixCache:
         self._pool = BlockPool(num_blocks, on_free=on_free)
         self._ledger = TenantLedger(num_blocks, quotas or {})
         self._tree = RadixTree(block_size, chunk_hash, self._block_keys, self._ledger.public)
-        self._history = History(num_blocks if history_capacity is None else history_capacity)
+        if history_capacity is None:
+            history_capacity = 4096 + num_blocks // 16
+        self._history = History(history_capacity)
         self._blocks = CachedBlocks(
             pool=self._pool,
             tree=self._tree,

@@ -339,9 +339,10 @@ class CachedBlocks:
             self._policy.forgotten(tombstone)
         return tombstone
 
-    def _bury(self, key: BlockKey, tombstone: Tombstone) -> None:
-        self._policy.remembered(tombstone)
-        for forgotten in self._history.add(key, tombstone):
+    def _bury(self, key: BlockKey, tombstone: Tombstone, behind: BlockKey | None = None) -> None:
+        held, gone = self._history.add(key, tombstone, behind)
+        self._policy.remembered(held)
+        for forgotten in gone:
             self._policy.forgotten(forgotten)
 
     def _charge(self, node: RadixNode, account: TenantAccount) -> None:
@@ -368,22 +369,21 @@ class CachedBlocks:
         self._policy.removed(leaf, num_blocks, is_evicted=True)
         self._num_evicted += num_blocks
         leaf.owner.num_evicted_blocks += num_blocks
-        keys = unpack_keys(self._tree.keys_of(leaf)[-num_blocks * KEY_BYTES :])
-        if keys:  # a tail has none
-            tombstone = Tombstone(
-                loss=Loss.EXPIRED if leaf.priority_ends <= seconds else Loss.EVICTED,
-                tick=self._last_tick,
-                seconds=seconds,
-                policy=self._policy.name,
-                lost_for="" if account is None else account.tenant,
-                num_blocks=num_blocks,
-                queue=leaf.queue,
-                turn=leaf.turn,
-            )
-            self._bury(keys[0], tombstone)
-            if self._events is not None:
-                self._events.removed(keys[::-1], "evicted")
+        keys = self._tree.keys_of(leaf)[-num_blocks * KEY_BYTES :]
+        survivor = leaf if num_blocks < len(leaf.block_ids) else leaf.parent
         self._drop(leaf, num_blocks)
+        if keys:  # a tail has none
+            first_key = BlockKey(keys[:KEY_BYTES])
+            loss = Loss.EXPIRED if leaf.priority_ends <= seconds else Loss.EVICTED
+            lost_for = "" if account is None else account.tenant
+            tombstone = Tombstone(
+                loss, self._last_tick, seconds, self._policy.name, lost_for, num_blocks, leaf.queue, leaf.turn
+            )
+            self._bury(first_key, tombstone, leaf.lost_key)
+            assert survivor is not None
+            survivor.lost_key = first_key
+            if self._events is not None:
+                self._events.removed(unpack_keys(keys)[::-1], "evicted")
         return num_blocks
 
     def _drop(self, leaf: RadixNode, num_blocks: int) -> None:

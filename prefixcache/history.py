@@ -59,13 +59,23 @@ class History:
     def capacity(self) -> int:
         return self._capacity
 
-    def add(self, key: BlockKey, tombstone: Tombstone) -> list[Tombstone]:
-        """Remember it. Returns what is forgotten for it: an older one of the key, or the oldest. O(1)."""
-        forgotten = [self._tombstones.pop(key)] if key in self._tombstones else []
+    def add(
+        self, key: BlockKey, tombstone: Tombstone, behind: BlockKey | None = None
+    ) -> tuple[Tombstone, list[Tombstone]]:
+        """Remember a run, as one with that of `behind` when it was lost right before it.
+
+        Returns what is held now, and what no more: what it replaces, and the oldest of all. O(1).
+        """
+        gone = []
+        if key in self._tombstones:
+            gone.append(self._tombstones.pop(key))
+        if behind is not None and behind in self._tombstones:
+            gone.append(self._tombstones.pop(behind))
+            tombstone = tombstone._replace(num_blocks=tombstone.num_blocks + gone[-1].num_blocks)
         self._tombstones[key] = tombstone
         if len(self._tombstones) > self._capacity:
-            forgotten.append(self._tombstones.popitem(last=False)[1])
-        return forgotten
+            gone.append(self._tombstones.popitem(last=False)[1])
+        return tombstone, gone
 
     def get(self, key: BlockKey) -> Tombstone | None:
         """O(1)."""

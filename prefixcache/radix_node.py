@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import NamedTuple
 
+from prefixcache.block_keys import BlockKey
 from prefixcache.block_pool import BlockId
 from prefixcache.namespace import PUBLIC_SCOPE
 from prefixcache.quota import MAX_PAYERS, TenantAccount
@@ -52,6 +53,7 @@ class RadixNode:
         "is_output",
         "key",
         "last_used",
+        "lost_key",
         "num_uses",
         "order_entry",
         "owner",
@@ -111,6 +113,8 @@ class RadixNode:
         """Which queue of the eviction order it belongs to; the policy's, as `rank` is."""
         self.rank: float = 0
         """Place in that queue, the coldest first."""
+        self.lost_key: BlockKey | None = None
+        """Key of the first block of the run that was evicted right behind its end, if that is the latest."""
         self.order_entry: OrderEntry | None = None
         """What stands for it in the eviction order at the moment; that order's."""
 

@@ -229,6 +229,7 @@ class RadixTree:
         assert leaf.is_leaf
         assert not leaf.is_tail(self._block_size)
         del self._node_of_last_block[leaf.block_ids[-1]]
+        leaf.lost_key = None
         leaf.edge += edge
         leaf.block_ids += block_ids
         self._node_of_last_block[block_ids[-1]] = leaf
@@ -372,6 +373,7 @@ class RadixTree:
     ) -> RadixNode:
         node = self._new_node(key, parent, edge, block_ids, owner, serial)
         parent.children[key] = node
+        parent.lost_key = None
         self._siblings.add(node)
         self._node_of_last_block[block_ids[-1]] = node
         return node
