@@ -30,6 +30,7 @@ from prefixcache.history import Loss, Tombstone
 from prefixcache.inspection import CacheStats, NodeDump
 from prefixcache.namespace import Namespace
 from prefixcache.pins import Pin
+from prefixcache.policy_state import PolicyState, PolicySwitch
 from prefixcache.quota import TenantQuota, TenantUsage
 from prefixcache.radix_tree import Match
 from prefixcache.token_chunks import ChunkHash, PackedTokens, TokenIds, pack_tokens, unpack_tokens
@@ -68,6 +69,8 @@ __all__ = [
     "Pin",
     "PinExpiredError",
     "PinLimitError",
+    "PolicyState",
+    "PolicySwitch",
     "PrefixCache",
     "PrefixCacheError",
     "QuotaExceededError",

@@ -23,6 +23,7 @@ from prefixcache.inspection import CacheStats, NodeDump, dump_node
 from prefixcache.live_handles import LiveHandles, num_declared_chunks
 from prefixcache.namespace import Namespace
 from prefixcache.pins import Pin, PinTable
+from prefixcache.policy_state import PolicyState
 from prefixcache.quota import TenantLedger, TenantQuota, TenantUsage
 from prefixcache.radix_node import Visit
 from prefixcache.radix_tree import Match, Path, RadixTree
@@ -30,6 +31,8 @@ from prefixcache.sightings import TenantSightings
 from prefixcache.snapshot import RowReader, RowWriter, open_snapshot, save_snapshot
 from prefixcache.snapshot_tree import index_of, restore_blocks
 from prefixcache.token_chunks import TOKEN_BYTES, ChunkHash, TokenIds, pack_tokens
+from prefixcache.traffic_sample import TrafficSample
+from prefixcache.turn_credit import TurnCreditPolicy
 
 
 class PrefixCache:
@@ -99,13 +102,19 @@ class PrefixCache:
         if history_capacity is None:
             history_capacity = 4096 + num_blocks // 16
         self._history = History(history_capacity)
+        eviction_policy = make_policy(policy, num_blocks=num_blocks, block_size=block_size)
+        self._policy_name = policy
+        self._sample = None
+        if isinstance(eviction_policy, TurnCreditPolicy):
+            self._sample = TrafficSample(self._tree, num_blocks, eviction_policy)
         self._blocks = CachedBlocks(
             pool=self._pool,
             tree=self._tree,
             ledger=self._ledger,
-            policy=make_policy(policy, num_blocks=num_blocks, block_size=block_size),
+            policy=eviction_policy,
             history=self._history,
             events=events,
+            sample=self._sample,
             clock=clock,
         )
         self._pins = PinTable(self._pool, self._blocks, int(max_pinned_share * num_blocks), clock)
@@ -164,7 +173,8 @@ class PrefixCache:
         shared, now or later.
 
         What the sequence uses and publishes is evicted after everything of a lower `priority`, for
-        `priority_seconds` from now. With `is_resumed`, as for a sequence that was preempted, what is
+        `priority_seconds` from now. A block keeps its highest priority, and the longest of these;
+        when that ends, it has none. With `is_resumed`, as for a sequence that was preempted, what is
         found counts as resumed and not as a hit.
 
         Raises InvalidArgumentError, NotPublisherError when the namespace may not declare tokens
@@ -212,8 +222,8 @@ class PrefixCache:
         that equal prompts computed side by side end up stored once. A handle acquired without
         `use_cache`, or before a reset, publishes nothing.
 
-        Requires: with `include_tail`, the room behind the written rows of that block is not
-        written any more; further tokens come by `extend`, which copies it.
+        Requires: with `include_tail`, the room behind the written rows of that block is neither
+        written nor published any more; further tokens come by `extend`, which copies it.
         Raises InvalidArgumentError, or PendingCopiesError when a pending copy would overwrite
         such rows. O(edges + blocks + log nodes).
         """
@@ -270,8 +280,10 @@ class PrefixCache:
                 "run and publish it before pinning"
             )
         self._pins.end_due()
-        visit = Visit(self._blocks.last_tick, self._ledger.account(namespace.tenant))
-        return self._pins.add(path, namespace, num_tokens, visit, ttl_seconds)
+        visit = Visit(self._blocks.last_tick, self._ledger.find_account(namespace.tenant))
+        pin = self._pins.add(path, namespace, num_tokens, visit, ttl_seconds)
+        self._ledger.open(visit.account)
+        return pin
 
     def renew_pin(self, pin: Pin) -> None:
         """The pin's time starts again. Raises PinExpiredError when it has ended. O(log pins)."""
@@ -410,6 +422,29 @@ class PrefixCache:
             num_nodes=self._tree.num_nodes,
         )
 
+    def policy_state(self) -> PolicyState:
+        """What the eviction policy does at the moment, and why. O(1)."""
+        if self._sample is not None:
+            return self._sample.policy_state()
+        return PolicyState(
+            name=self._policy_name,
+            credit_ticks=0,
+            since_tick=0,
+            reason="the cache was made with it",
+            shadow_hit_ratios=None,
+            switches=(),
+        )
+
+    def estimate_hit_ratios(self) -> dict[float, float] | None:
+        """What share of the prompts' whole blocks a pool of 0.5, 1, 2 and 4 times the size would hit.
+
+        With the traffic of late, and the rule that the policy `auto` follows at the moment. Taken from
+        a sample of up to 256 blocks, as if the whole pool held what can be evicted: running
+        sequences, pins, quotas and partly filled blocks make a real pool smaller. None before any
+        sampled block was asked for, and with other policies, which take no sample. O(1).
+        """
+        return None if self._sample is None else self._sample.hit_ratios()
+
     def dump(self, max_depth: int = 0) -> list[NodeDump]:
         """The tree, parents first, down to `max_depth` nodes from the root (0: all of it).
 
@@ -440,5 +475,5 @@ class PrefixCache:
     def _walk(self, tokens: bytes, namespace: Namespace, num_public_tokens: int) -> Path:
         """The longest path for a prompt, of which at least one token must be left to compute."""
         num_tokens = len(tokens) // TOKEN_BYTES
-        num_public_chunks = num_declared_chunks(num_public_tokens, num_tokens, self.block_size)
+        num_public_chunks = num_declared_chunks(num_public_tokens, num_tokens, self._tree.block_size)
         return self._tree.walk(tokens, namespace, max(num_tokens - 1, 0), num_public_chunks)

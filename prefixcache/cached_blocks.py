@@ -12,9 +12,12 @@ from prefixcache.eviction import EvictionOrder
 from prefixcache.eviction_policies import EvictionPolicy
 from prefixcache.eviction_room import num_idle_above_floors, num_idle_at_end, num_idle_at_hand, num_own_idle
 from prefixcache.history import History, Loss, Tombstone
+from prefixcache.namespace import Namespace
 from prefixcache.quota import MAX_PAYERS, SHARES_PER_BLOCK, TenantAccount, TenantLedger
 from prefixcache.radix_node import RadixNode, Visit
 from prefixcache.radix_tree import Path, RadixTree
+from prefixcache.traffic_sample import TrafficSample
+from prefixcache.turns import Turn, turn_of
 
 
 class CachedBlocks:
@@ -42,6 +45,7 @@ class CachedBlocks:
         "_order",
         "_policy",
         "_pool",
+        "_sample",
         "_tree",
     )
 
@@ -53,6 +57,7 @@ class CachedBlocks:
         policy: EvictionPolicy,
         history: History,
         events: EventLog | None,
+        sample: TrafficSample | None,
         clock: Callable[[], float],
     ) -> None:
         """Requires: all are empty, and nobody else changes them."""
@@ -63,6 +68,7 @@ class CachedBlocks:
         self._order = EvictionOrder(policy)
         self._history = history
         self._events = events
+        self._sample = sample
         self._clock = clock
         self._last_tick = 0
         self._num_evicted = 0
@@ -85,6 +91,12 @@ class CachedBlocks:
         """Number the next request."""
         self._last_tick += 1
         return self._last_tick
+
+    def turn_of(self, path: Path, tokens: bytes, namespace: Namespace) -> Turn:
+        """The turn of a prompt with this path; always the first if the policy has no use for it. O(edges)."""
+        if self._sample is None:
+            return Turn(0, 0)
+        return turn_of(self._tree, self._history, path, tokens, namespace)
 
     def num_available(self, account: TenantAccount) -> int:
         """Blocks that this tenant can have: the free ones, and by eviction those idle ones it may take.
@@ -180,17 +192,21 @@ class CachedBlocks:
         if path.num_end_blocks < len(end.block_ids):
             end = self._tree.split(end, path.num_end_blocks)
         node = end
+        promise = (visit.priority, visit.priority_ends)
         while node.parent is not None:
             node.last_used = self._last_tick
+            node.turn = max(node.turn, visit.path_turn if is_new_use else visit.turn)
             if is_new_use:
                 node.num_uses += 1
-                node.turn = max(node.turn, visit.turn)
-                if visit.priority >= node.priority:
-                    node.priority, node.priority_ends = visit.priority, visit.priority_ends
+                former = (node.priority, node.priority_ends)
+                if promise >= former or node.priority_ends <= self._clock():
+                    node.priority, node.priority_ends = promise
             if node.is_public and node.payers[-1] is not visit.account:
                 self._charge(node, visit.account)
             self._policy.used(node)
             node = node.parent
+        if self._sample is not None:
+            self._sample.touched(end, self._last_tick, is_new_use=is_new_use)
         return end
 
     def insert(
@@ -219,7 +235,8 @@ class CachedBlocks:
             self._drop(tail, 1)
         visit.account.num_own_blocks -= self._pool.add_cached(block_ids)
         is_whole = len(edge) >= tree.chunk_bytes
-        if is_whole and _is_continued(parent, scope, visit, is_output):
+        is_continued = is_whole and _is_continued(parent, scope, visit, is_output)
+        if is_continued and self._pool.num_references(parent.block_ids[-1]) == 2:  # so no pin ends there
             node = parent
             tree.grow(node, edge, block_ids)
         else:
@@ -232,6 +249,8 @@ class CachedBlocks:
         self._take_in(node, len(block_ids))
         if node.is_public:
             self._charge(node, visit.account)
+        if self._sample is not None and is_whole:
+            self._sample.inserted(node, len(block_ids), self._last_tick)
         return node
 
     def resume_at(self, tick: int) -> None:
@@ -252,7 +271,7 @@ class CachedBlocks:
         those of `account`, for which it is done, go after all others. O(num_blocks * log leaves).
         """
         num_evicted = 0
-        while num_evicted < num_blocks and (leaf := self._order.coldest(self._clock())) is not None:
+        while num_evicted < num_blocks and (leaf := self._next_victim(account)) is not None:
             limit = num_blocks - num_evicted
             if leaf.owner.quota.floor_blocks and leaf.owner is not account:
                 limit = min(limit, leaf.owner.num_surplus_blocks)
@@ -260,8 +279,6 @@ class CachedBlocks:
                     self._order.park(leaf)
                     continue
             num_evicted += self._evict_from(leaf, limit, account)
-        if account is not None and num_evicted < num_blocks:
-            num_evicted += self._evict_own(account, num_blocks - num_evicted, account)
         return num_evicted
 
     def note_loss(self, key: BlockKey, loss: Loss, account: TenantAccount) -> None:
@@ -293,6 +310,8 @@ class CachedBlocks:
         self._ledger.forget_cached()
         self._policy.cleared()
         self._tree.clear()
+        if self._sample is not None:
+            self._sample.clear()
         self._order = EvictionOrder(self._policy)
         if self._events is not None:
             self._events.cleared()
@@ -313,6 +332,8 @@ class CachedBlocks:
             assert is_idle == sorted(is_idle)
         self._order.check(node for node in nodes if node.is_leaf and self._pool.is_idle(node.block_ids[-1]))
         self._ledger.check(nodes)
+        if self._sample is not None:
+            self._sample.check()
 
     def _take_in(self, node: RadixNode, num_blocks: int) -> None:
         """The last `num_blocks` of a node have come into the tree."""
@@ -352,6 +373,13 @@ class CachedBlocks:
         others = [payer for payer in node.payers if payer is not account]
         node.payers = (*others[-(MAX_PAYERS - 1) :], account)
         self._ledger.charge(node.payers, num_blocks)
+
+    def _next_victim(self, account: TenantAccount | None) -> RadixNode | None:
+        """The coldest leaf; when only parked ones are left, the coldest of `account`, for which it is done."""
+        leaf = self._order.coldest(self._clock())
+        if leaf is None and account is not None and account.leaves:
+            leaf = account.leaves[0][-1]
+        return leaf
 
     def _evict_own(self, account: TenantAccount, num_blocks: int, lost_for: TenantAccount) -> int:
         """Evict up to so many idle blocks of a tenant with a quota, whatever its floor."""

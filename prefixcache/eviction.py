@@ -80,6 +80,7 @@ class EvictionOrder:
         if len(heads) > 1:
             lowest = min(heads)[0]
             heads = [head for head in heads if head[0] == lowest]
+        if len(heads) > 1:
             return self._policy.choose(heads)[-1]
         return heads[0][-1] if heads else None
 

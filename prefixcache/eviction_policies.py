@@ -8,6 +8,7 @@ from typing import Protocol
 from prefixcache.errors import InvalidArgumentError
 from prefixcache.history import Tombstone
 from prefixcache.radix_node import OrderEntry, RadixNode
+from prefixcache.turn_credit import TurnCreditPolicy
 
 _PROTECTED_SHARE = 0.8
 _USES_SHIFT = 40  # ticks stay below this many bits
@@ -224,7 +225,9 @@ POLICIES = ("auto", "lru", "fifo", "lfu", "slru", "arc", "cost")
 def make_policy(name: str, *, num_blocks: int, block_size: int) -> EvictionPolicy:
     """The policy of this name. Raises InvalidArgumentError when there is none."""
     match name:
-        case "lru" | "auto":
+        case "auto":
+            return TurnCreditPolicy()
+        case "lru":
             return least_recently_used()
         case "fifo":
             return first_in_first_out()

@@ -82,7 +82,7 @@ def explain_miss(
             prompt_token=unpack_tokens(tokens[path.num_tokens * TOKEN_BYTES :][:TOKEN_BYTES])[0],
             cached_token=_cached_token(tree, path, tokens, namespace),
         )
-        lost = _first_loss(tree, history, path, tokens, namespace)
+        lost = first_loss(tree, history, path, tokens, namespace)
         held_by = max(
             (found for found in _holders(tree, tokens, num_tokens - 1) if found.num_tokens > path.num_tokens),
             key=lambda found: (
@@ -112,7 +112,7 @@ def explain_miss(
     )
 
 
-def _first_loss(
+def first_loss(
     tree: RadixTree, history: History, path: Path, tokens: bytes, namespace: Namespace
 ) -> Tombstone | None:
     """What became of the first block behind the path, as the tenant's own or as public."""
@@ -139,7 +139,7 @@ def _cached_token(tree: RadixTree, path: Path, tokens: bytes, namespace: Namespa
         scopes = [namespace.scope, PUBLIC_SCOPE] if end.is_root or end.is_public else [end.scope]
         nodes = [node for scope in scopes for node in tree.children_around(end, scope, query)]
         edges = [node.edge for node in nodes if node.edge.startswith(query[:offset])]
-        edge = edges[0] if edges else b""
+        edge = max(edges, key=len, default=b"")  # another owner's tail may end where the prompt leaves it
     token = edge[offset : offset + TOKEN_BYTES]
     return unpack_tokens(token)[0] if token else None
 

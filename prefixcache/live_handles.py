@@ -115,15 +115,18 @@ class LiveHandles:
             raise InvalidArgumentError(f"priority_seconds is {priority_seconds}; give more than 0")
         num_tokens = len(tokens) // TOKEN_BYTES
         path = self._walk(tokens, namespace, num_public_tokens, use_cache)
-        account = self._ledger.account(namespace.tenant)
+        account = self._ledger.find_account(namespace.tenant)
         self._pins.end_due()
         shared_ids = path.block_ids
         num_new = self._num_blocks_for(num_tokens) - len(shared_ids)
         source = self._retain_match(path, shared_ids, num_new, account)
+        self._ledger.open(account)
+        turn = self._blocks.turn_of(path, tokens, namespace)
         visit = Visit(
             tick=self._blocks.next_tick(),
             account=account,
-            turn=0,
+            turn=turn.of_request,
+            path_turn=turn.of_path,
             priority=priority,
             priority_ends=inf if priority_seconds == inf else self._clock() + priority_seconds,
         )
@@ -292,7 +295,8 @@ class LiveHandles:
         node = self._blocks.touch(path, handle.visit, is_new_use=False)
         if path.num_tokens * TOKEN_BYTES == len(tokens):
             return  # what is behind the last whole chunk begins a block that is there
-        num_chunks, rest = divmod(len(tokens), self._chunk_bytes)
+        num_tokens = len(tokens) // TOKEN_BYTES
+        num_chunks, rest = divmod(num_tokens, self._block_size)
         num_public = handle.num_public_chunks
         if self._sightings is not None:
             num_public = max(num_public, self._sightings.num_visible_chunks(handle.namespace, tokens))
@@ -307,7 +311,7 @@ class LiveHandles:
                 tokens[start * self._chunk_bytes : end * self._chunk_bytes],
                 handle.block_table[start:end],
                 handle.visit,
-                is_output=start >= handle.num_prompt_chunks,
+                is_output=min(end * self._block_size, num_tokens) > handle.num_prompt_tokens,
             )
             if inserted is None:
                 return  # its place is taken, so what is left stays out of the tree
@@ -327,6 +331,8 @@ class LiveHandles:
 
 def num_declared_chunks(num_public_tokens: int, num_tokens: int, block_size: int) -> int:
     """Chunks wholly inside the tokens declared public. Raises InvalidArgumentError for too many."""
+    if num_public_tokens == 0:
+        return 0
     if not 0 <= num_public_tokens <= num_tokens:
         raise InvalidArgumentError(
             f"num_public_tokens is {num_public_tokens}; give 0 to {num_tokens}, the prompt's length"

@@ -181,11 +181,19 @@ class TenantLedger:
         for tenant, quota in quotas.items():
             self.set_quota(tenant, quota)
 
+    def find_account(self, tenant: str) -> TenantAccount:
+        """The tenant's account, or one for it that is not open yet. O(1)."""
+        return self._account_of_tenant.get(tenant) or TenantAccount(tenant)
+
+    def open(self, account: TenantAccount) -> None:
+        """From now on it is the tenant's. Nothing happens when it is already. O(1)."""
+        found = self._account_of_tenant.setdefault(account.tenant, account)
+        assert found is account, f"two accounts of {account.tenant!r}"
+
     def account(self, tenant: str) -> TenantAccount:
         """The tenant's account, opened when there is none. O(1)."""
-        account = self._account_of_tenant.get(tenant)
-        if account is None:
-            account = self._account_of_tenant[tenant] = TenantAccount(tenant)
+        account = self.find_account(tenant)
+        self.open(account)
         return account
 
     def accounts(self) -> Iterable[TenantAccount]:

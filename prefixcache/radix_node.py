@@ -9,6 +9,7 @@ from prefixcache.block_keys import BlockKey
 from prefixcache.block_pool import BlockId
 from prefixcache.namespace import PUBLIC_SCOPE
 from prefixcache.quota import MAX_PAYERS, TenantAccount
+from prefixcache.shadow_cache import Footprint
 from prefixcache.token_chunks import TOKEN_BYTES
 
 ChildKey = tuple[bytes, int | bytes]
@@ -16,6 +17,9 @@ ChildKey = tuple[bytes, int | bytes]
 
 OrderEntry = tuple[int, float, bool, int, "RadixNode"]
 """Priority, rank, whether it is a prompt's, serial; so entries of different nodes are never equal."""
+
+MAX_TURN = 6
+"""Turns that are told apart; later ones count as this one."""
 
 
 class Visit(NamedTuple):
@@ -26,6 +30,8 @@ class Visit(NamedTuple):
     account: TenantAccount
     turn: int = 0
     """How often the conversation had been continued before, as far as the cache remembers."""
+    path_turn: int = 0
+    """What the nodes that it matches have at least; see `Turn`."""
     priority: int = 0
     priority_ends: float = inf
     """Seconds of the cache's clock."""
@@ -50,6 +56,7 @@ class RadixNode:
         "created",
         "depth",
         "edge",
+        "footprint",
         "is_output",
         "key",
         "last_used",
@@ -105,6 +112,8 @@ class RadixNode:
         """Requests that used it after the one that made it."""
         self.is_output = False
         """Whether the tokens were generated, and not a prompt's."""
+        self.footprint: Footprint | None = None
+        """What the last use of the path to its end has left; the traffic sample's."""
         self.turn = 0
         """The latest turn among the requests that used it."""
         self.priority = 0

@@ -45,8 +45,8 @@ def pack_tokens(token_ids: TokenIds) -> PackedTokens:
                 f"packed tokens have {len(token_ids)} bytes; give a multiple of {TOKEN_BYTES}"
             )
         return PackedTokens(bytes(token_ids))
-    values = token_ids if isinstance(token_ids, (list, tuple)) else _to_list(token_ids)
     try:
+        values = token_ids if isinstance(token_ids, (list, tuple)) else _to_list(token_ids)
         packed = array("I", values)
     except OverflowError:
         bad_id = next(token_id for token_id in values if not 0 <= token_id < _TOKEN_LIMIT)
@@ -92,7 +92,7 @@ def _same(tokens: bytes, start: int, edge: bytes, first: int, last: int) -> bool
 
 def _to_list(token_ids: Sequence[int] | SupportsToList) -> Sequence[int]:
     """Arrays as lists of plain ints: iterating over an array boxes every element twice."""
-    return token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
+    return token_ids.tolist() if hasattr(token_ids, "tolist") else list(token_ids)
 
 
 def _little_endian(tokens: array[int]) -> array[int]:

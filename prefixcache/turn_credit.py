@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prefixcache.history import Tombstone
-from prefixcache.radix_node import OrderEntry, RadixNode
-from prefixcache.shadow_cache import MAX_TURN
+from prefixcache.radix_node import MAX_TURN, OrderEntry, RadixNode
 
 CREDIT_TICKS = 300
 """Requests by which each turn makes a block younger: about as many as come before the next turn does."""

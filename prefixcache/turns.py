@@ -8,9 +8,8 @@ from typing import NamedTuple
 from prefixcache.explain import first_loss
 from prefixcache.history import History
 from prefixcache.namespace import Namespace
-from prefixcache.radix_node import RadixNode
+from prefixcache.radix_node import MAX_TURN, RadixNode
 from prefixcache.radix_tree import Path, RadixTree
-from prefixcache.shadow_cache import MAX_TURN
 from prefixcache.token_chunks import TOKEN_BYTES
 
 _MAX_BLOCKS_REPLACED = 2
@@ -26,6 +25,12 @@ class Turn(NamedTuple):
     """What the nodes it matches have at least."""
 
 
+_FIRST = Turn(0, 0)
+_PARTING = Turn(0, MAX_TURN)
+_CONTINUING = tuple(Turn(turn, turn) for turn in (*range(1, MAX_TURN + 1), MAX_TURN))
+"""By the turn that is continued."""
+
+
 def turn_of(tree: RadixTree, history: History, path: Path, tokens: bytes, namespace: Namespace) -> Turn:
     """The turn of a prompt with this path.
 
@@ -36,21 +41,21 @@ def turn_of(tree: RadixTree, history: History, path: Path, tokens: bytes, namesp
     end = path.end
     lost = first_loss(tree, history, path, tokens, namespace) if history else None
     if lost is not None:
-        turn = min(lost.turn + 1, MAX_TURN)
-        return Turn(turn, turn)
-    if end.is_root:
-        return Turn(0, 0)
+        return _CONTINUING[lost.turn]
+    if end.parent is None:
+        return _FIRST
     if _num_blocks_behind(end, path.num_end_blocks) <= _MAX_BLOCKS_REPLACED:
-        turn = min(end.turn + 1, MAX_TURN)
-        return Turn(turn, turn)
+        return _CONTINUING[end.turn]
     is_parting = path.num_tokens < len(tokens) // TOKEN_BYTES - 1
-    return Turn(0, MAX_TURN if is_parting else 0)
+    return _PARTING if is_parting else _FIRST
 
 
 def _num_blocks_behind(end: RadixNode, num_end_blocks: int) -> float:
     """Blocks that the only cached prompt through a path has behind it; infinite when there are several."""
     num_blocks = len(end.block_ids) - num_end_blocks
-    if end.is_leaf:
+    if not end.children:
         return num_blocks
-    (child,) = end.children.values() if len(end.children) == 1 else (None,)
-    return num_blocks + len(child.block_ids) if child is not None and child.is_leaf else inf
+    if len(end.children) > 1:
+        return inf
+    (child,) = end.children.values()
+    return num_blocks + len(child.block_ids) if child.is_leaf else inf

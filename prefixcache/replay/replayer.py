@@ -51,7 +51,8 @@ class Replayer:
         """Blocks evicted so far; with a tenant, those of its private prefixes."""
         if tenant is None:
             return self._cache.stats().num_evicted
-        return self._cache.usage(tenant).num_evicted_blocks
+        known = tenant in self._cache.tenants()  # one that was never let in is not
+        return self._cache.usage(tenant).num_evicted_blocks if known else 0
 
     def replay(self, request: TraceRequest) -> None:
         """Acquire, publish and release. O(blocks + evicted * log leaves)."""
