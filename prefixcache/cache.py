@@ -13,24 +13,23 @@ from prefixcache.audit import check_references
 from prefixcache.block_keys import BlockKey, BlockKeys
 from prefixcache.block_pool import BlockPool, OnFree
 from prefixcache.cached_blocks import CachedBlocks
-from prefixcache.errors import InvalidArgumentError, NotCachedError
+from prefixcache.errors import InvalidArgumentError
 from prefixcache.events import EventLog, EventState
 from prefixcache.eviction_policies import make_policy
 from prefixcache.explain import Explanation, explain_miss
 from prefixcache.handle import BlockCopy, CacheHandle
 from prefixcache.history import History
 from prefixcache.inspection import CacheStats, NodeDump, dump_node
-from prefixcache.live_handles import LiveHandles, num_declared_chunks
+from prefixcache.live_handles import LiveHandles
 from prefixcache.namespace import Namespace
 from prefixcache.pins import Pin, PinTable
 from prefixcache.policy_state import PolicyState
 from prefixcache.quota import TenantLedger, TenantQuota, TenantUsage
-from prefixcache.radix_node import Visit
 from prefixcache.radix_tree import Match, Path, RadixTree
 from prefixcache.sightings import TenantSightings
 from prefixcache.snapshot import RowReader, RowWriter, open_snapshot, save_snapshot
 from prefixcache.snapshot_tree import index_of, restore_blocks
-from prefixcache.token_chunks import TOKEN_BYTES, ChunkHash, TokenIds, pack_tokens
+from prefixcache.token_chunks import TOKEN_BYTES, ChunkHash, TokenIds, num_declared_chunks, pack_tokens
 from prefixcache.traffic_sample import TrafficSample
 from prefixcache.turn_credit import TurnCreditPolicy
 
@@ -117,7 +116,14 @@ class PrefixCache:
             sample=self._sample,
             clock=clock,
         )
-        self._pins = PinTable(self._pool, self._blocks, int(max_pinned_share * num_blocks), clock)
+        self._pins = PinTable(
+            pool=self._pool,
+            tree=self._tree,
+            blocks=self._blocks,
+            ledger=self._ledger,
+            max_blocks=int(max_pinned_share * num_blocks),
+            clock=clock,
+        )
         sightings = None
         if public_after_tenants is not None:
             sightings = TenantSightings(self._block_keys, public_after_tenants, capacity=4 * num_blocks)
@@ -262,28 +268,7 @@ class PrefixCache:
         as the tenant's like all cached ones. Raises InvalidArgumentError for less than a block,
         NotCachedError, or PinLimitError. O(edges + blocks).
         """
-        tokens = pack_tokens(token_ids)
-        num_blocks = len(tokens) // self._tree.chunk_bytes
-        if not num_blocks:
-            raise InvalidArgumentError(
-                f"the prefix has {len(tokens) // TOKEN_BYTES} tokens; a pin needs {self.block_size}, a block"
-            )
-        if not ttl_seconds > 0:
-            raise InvalidArgumentError(f"ttl_seconds is {ttl_seconds}; give more than 0")
-        num_tokens = num_blocks * self.block_size
-        path = self._tree.walk(
-            tokens, namespace, num_tokens, num_declared_chunks(num_public_tokens, num_tokens, self.block_size)
-        )
-        if path.num_chunks < num_blocks:
-            raise NotCachedError(
-                f"{path.num_chunks} of the prefix's {num_blocks} blocks are cached; "
-                "run and publish it before pinning"
-            )
-        self._pins.end_due()
-        visit = Visit(self._blocks.last_tick, self._ledger.find_account(namespace.tenant))
-        pin = self._pins.add(path, namespace, num_tokens, visit, ttl_seconds)
-        self._ledger.open(visit.account)
-        return pin
+        return self._pins.pin(pack_tokens(token_ids), namespace, num_public_tokens, ttl_seconds)
 
     def renew_pin(self, pin: Pin) -> None:
         """The pin's time starts again. Raises PinExpiredError when it has ended. O(log pins)."""
@@ -378,16 +363,7 @@ class PrefixCache:
         the snapshot has rows and `read_row` is not given or the other way round, or OSError;
         nothing has changed then. O(bytes).
         """
-        if self._tree.num_nodes:
-            raise InvalidArgumentError(
-                f"the cache has {self._tree.num_nodes} nodes; reset it before restoring a snapshot"
-            )
         with open_snapshot(path, header=self._snapshot_header(model, layout, dtype)) as snapshot:
-            if snapshot.has_rows != (read_row is not None):
-                raise InvalidArgumentError(
-                    f"the snapshot was saved with{'' if snapshot.has_rows else 'out'} rows; "
-                    f"restore it with{'' if snapshot.has_rows else 'out'} read_row"
-                )
             return restore_blocks(snapshot, read_row, self._pool, self._tree, self._blocks, self._ledger)
 
     def event_state(self) -> EventState:
@@ -426,14 +402,7 @@ class PrefixCache:
         """What the eviction policy does at the moment, and why. O(1)."""
         if self._sample is not None:
             return self._sample.policy_state()
-        return PolicyState(
-            name=self._policy_name,
-            credit_ticks=0,
-            since_tick=0,
-            reason="the cache was made with it",
-            shadow_hit_ratios=None,
-            switches=(),
-        )
+        return PolicyState.of_fixed(self._policy_name)
 
     def estimate_hit_ratios(self) -> dict[float, float] | None:
         """What share of the prompts' whole blocks a pool of 0.5, 1, 2 and 4 times the size would hit.

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from prefixcache.block_keys import KEY_BYTES, BlockKey, unpack_keys
+from prefixcache.block_keys import BlockKey
 from prefixcache.block_pool import BlockId, BlockPool
-from prefixcache.errors import OutOfBlocksError, QuotaExceededError
 from prefixcache.events import EventLog
 from prefixcache.eviction import EvictionOrder
 from prefixcache.eviction_policies import EvictionPolicy
-from prefixcache.eviction_room import num_idle_above_floors, num_idle_at_end, num_idle_at_hand, num_own_idle
+from prefixcache.eviction_room import num_idle_at_end, require_below_ceiling, require_room
 from prefixcache.history import History, Loss, Tombstone
+from prefixcache.journal import Journal
 from prefixcache.namespace import Namespace
-from prefixcache.quota import MAX_PAYERS, SHARES_PER_BLOCK, TenantAccount, TenantLedger
+from prefixcache.quota import TenantAccount, TenantLedger, num_new_shares
 from prefixcache.radix_node import RadixNode, Visit
 from prefixcache.radix_tree import Path, RadixTree
 from prefixcache.traffic_sample import TrafficSample
@@ -37,8 +37,8 @@ class CachedBlocks:
 
     __slots__ = (
         "_clock",
-        "_events",
         "_history",
+        "_journal",
         "_last_tick",
         "_ledger",
         "_num_evicted",
@@ -67,15 +67,11 @@ class CachedBlocks:
         self._policy = policy
         self._order = EvictionOrder(policy)
         self._history = history
-        self._events = events
+        self._journal = Journal(tree, policy, history, events)
         self._sample = sample
         self._clock = clock
         self._last_tick = 0
         self._num_evicted = 0
-
-    @property
-    def block_size(self) -> int:
-        return self._tree.block_size
 
     @property
     def last_tick(self) -> int:
@@ -98,52 +94,19 @@ class CachedBlocks:
             return Turn(0, 0)
         return turn_of(self._tree, self._history, path, tokens, namespace)
 
-    def num_available(self, account: TenantAccount) -> int:
-        """Blocks that this tenant can have: the free ones, and by eviction those idle ones it may take.
-
-        O(1), or O(nodes) when other tenants have floors.
-        """
-        if not self._ledger.has_floors(besides=account):
-            return self._pool.num_free + self._pool.num_idle
-        return self._pool.num_free + num_idle_above_floors(self._pool, self._tree, account)
-
     def require_available(self, num_blocks: int, account: TenantAccount, num_new_shares: int = 0) -> None:
         """Raise QuotaExceededError or OutOfBlocksError unless `allocate` would find so many.
 
         `num_new_shares` are those of public blocks that the account will be charged before.
         O(1); with floors or at a ceiling O(leaves looked at until there are enough), at worst O(nodes).
         """
-        num_over = account.num_blocks_over_ceiling(num_blocks, num_new_shares)
-        if num_over and num_over > (num_own := num_own_idle(self._pool, self._tree, account, num_over)):
-            assert account.quota.ceiling_blocks is not None
-            raise QuotaExceededError(
-                tenant=account.tenant,
-                num_needed=num_blocks,
-                ceiling_blocks=account.quota.ceiling_blocks,
-                num_charged=account.num_charged_blocks + num_new_shares / SHARES_PER_BLOCK,
-                num_idle=num_own,
-            )
-        num_missing, num_evictable = num_blocks - self._pool.num_free, self._pool.num_idle
-        if num_missing > 0 and self._ledger.has_floors(besides=account):
-            num_evictable = num_idle_at_hand(self._pool, self._order, account, num_missing)
-            if num_evictable < num_missing:
-                num_evictable = num_idle_above_floors(self._pool, self._tree, account)
-        if num_missing > num_evictable:
-            raise OutOfBlocksError(
-                num_needed=num_blocks, num_free=self._pool.num_free, num_idle=num_evictable
-            )
+        require_below_ceiling(self._pool, self._tree, account, num_blocks, num_new_shares)
+        has_floors = self._ledger.has_floors(besides=account)
+        require_room(self._pool, self._tree, self._order, account, num_blocks, has_floors=has_floors)
 
     def num_new_shares(self, path: Path, account: TenantAccount) -> int:
         """What `touch` will charge an account with a ceiling for the path's public blocks. O(depth)."""
-        if account.quota.ceiling_blocks is None:
-            return 0
-        num_shares, num_blocks, node = 0, path.num_end_blocks, path.end
-        while node.parent is not None:
-            if node.is_public and account not in node.payers:
-                num_shares += num_blocks * (SHARES_PER_BLOCK // min(MAX_PAYERS, len(node.payers) + 1))
-            node = node.parent
-            num_blocks = len(node.block_ids)
-        return num_shares
+        return num_new_shares(path.end, path.num_end_blocks, account)
 
     def allocate(self, num_blocks: int, account: TenantAccount) -> list[BlockId]:
         """Take free blocks, evicting as many as are missing. Requires: so many are available.
@@ -202,7 +165,7 @@ class CachedBlocks:
                 if promise >= former or node.priority_ends <= self._clock():
                     node.priority, node.priority_ends = promise
             if node.is_public and node.payers[-1] is not visit.account:
-                self._charge(node, visit.account)
+                self._ledger.charge_user(node, visit.account)
             self._policy.used(node)
             node = node.parent
         if self._sample is not None:
@@ -248,7 +211,7 @@ class CachedBlocks:
             node.priority, node.priority_ends = visit.priority, visit.priority_ends
         self._take_in(node, len(block_ids))
         if node.is_public:
-            self._charge(node, visit.account)
+            self._ledger.charge_user(node, visit.account)
         if self._sample is not None and is_whole:
             self._sample.inserted(node, len(block_ids), self._last_tick)
         return node
@@ -283,7 +246,8 @@ class CachedBlocks:
 
     def note_loss(self, key: BlockKey, loss: Loss, account: TenantAccount) -> None:
         """Remember a run that is not in the tree for another reason than eviction."""
-        self._bury(key, Tombstone(loss, self._last_tick, self._clock(), "", account.tenant, 0, 0, 0))
+        tombstone = Tombstone(loss, self._last_tick, self._clock(), "", account.tenant, 0, 0, 0)
+        self._journal.bury(key, tombstone)
 
     def quota_changed(self, account: TenantAccount) -> None:
         """O(leaves log leaves)."""
@@ -297,10 +261,6 @@ class CachedBlocks:
             if not node.priority:
                 node.priority_ends = seconds
 
-    def is_end(self, block_id: BlockId) -> bool:
-        """Whether a node ends with this block."""
-        return self._tree.node_ending_with(block_id) is not None
-
     def forget_all(self) -> None:
         """The tree is empty from now on; what is held becomes free when it is released. O(tenants).
 
@@ -308,13 +268,11 @@ class CachedBlocks:
         """
         self._pool.forget_cached()
         self._ledger.forget_cached()
-        self._policy.cleared()
         self._tree.clear()
+        self._journal.cleared()
         if self._sample is not None:
             self._sample.clear()
         self._order = EvictionOrder(self._policy)
-        if self._events is not None:
-            self._events.cleared()
 
     def check(self) -> None:
         """Raise AssertionError if an invariant is broken. For tests. O(everything)."""
@@ -341,41 +299,10 @@ class CachedBlocks:
         self._ledger.charge(node.payers, num_blocks)
         if node.owner.quota.floor_blocks:
             self._order.unpark(node.owner, node.owner.num_surplus_blocks)
-        self._policy.inserted(node, num_blocks, self._note_insertion(node, num_blocks))
-
-    def _note_insertion(self, node: RadixNode, num_blocks: int) -> Tombstone | None:
-        """Tell the events; and recall, to be forgotten, what was known of the run while it was lost."""
-        if self._events is None and not self._history:
-            return None
-        keys = self._tree.keys_of(node)
-        if not keys:  # a tail
-            return None
-        start = len(keys) - num_blocks * KEY_BYTES
-        if self._events is not None:
-            parent_key = BlockKey(keys[start - KEY_BYTES : start]) if start else self._tree.key_above(node)
-            edge = node.edge[-num_blocks * self._tree.chunk_bytes :]
-            self._events.stored(parent_key, unpack_keys(keys[start:]), edge, node.is_public)
-        tombstone = self._history.pop(BlockKey(keys[start : start + KEY_BYTES]))
-        if tombstone is not None:
-            self._policy.forgotten(tombstone)
-        return tombstone
-
-    def _bury(self, key: BlockKey, tombstone: Tombstone, behind: BlockKey | None = None) -> None:
-        held, gone = self._history.add(key, tombstone, behind)
-        self._policy.remembered(held)
-        for forgotten in gone:
-            self._policy.forgotten(forgotten)
-
-    def _charge(self, node: RadixNode, account: TenantAccount) -> None:
-        """The account is the latest that pays for a public node."""
-        num_blocks = len(node.block_ids)
-        self._ledger.charge(node.payers, -num_blocks)
-        others = [payer for payer in node.payers if payer is not account]
-        node.payers = (*others[-(MAX_PAYERS - 1) :], account)
-        self._ledger.charge(node.payers, num_blocks)
+        self._journal.came(node, num_blocks)
 
     def _next_victim(self, account: TenantAccount | None) -> RadixNode | None:
-        """The coldest leaf; when only parked ones are left, the coldest of `account`, for which it is done."""
+        """The coldest leaf; when only parked ones are left, the coldest of `account` itself."""
         leaf = self._order.coldest(self._clock())
         if leaf is None and account is not None and account.leaves:
             leaf = account.leaves[0][-1]
@@ -394,24 +321,20 @@ class CachedBlocks:
         num_blocks = num_idle_at_end(self._pool, leaf, limit)
         assert num_blocks
         seconds = self._clock()
-        self._policy.removed(leaf, num_blocks, is_evicted=True)
+        tombstone = Tombstone(
+            loss=Loss.EXPIRED if leaf.priority_ends <= seconds else Loss.EVICTED,
+            tick=self._last_tick,
+            seconds=seconds,
+            policy=self._policy.name,
+            lost_for="" if account is None else account.tenant,
+            num_blocks=num_blocks,
+            queue=leaf.queue,
+            turn=leaf.turn,
+        )
+        self._journal.goes(leaf, num_blocks, tombstone)
         self._num_evicted += num_blocks
         leaf.owner.num_evicted_blocks += num_blocks
-        keys = self._tree.keys_of(leaf)[-num_blocks * KEY_BYTES :]
-        survivor = leaf if num_blocks < len(leaf.block_ids) else leaf.parent
         self._drop(leaf, num_blocks)
-        if keys:  # a tail has none
-            first_key = BlockKey(keys[:KEY_BYTES])
-            loss = Loss.EXPIRED if leaf.priority_ends <= seconds else Loss.EVICTED
-            lost_for = "" if account is None else account.tenant
-            tombstone = Tombstone(
-                loss, self._last_tick, seconds, self._policy.name, lost_for, num_blocks, leaf.queue, leaf.turn
-            )
-            self._bury(first_key, tombstone, leaf.lost_key)
-            assert survivor is not None
-            survivor.lost_key = first_key
-            if self._events is not None:
-                self._events.removed(unpack_keys(keys)[::-1], "evicted")
         return num_blocks
 
     def _drop(self, leaf: RadixNode, num_blocks: int) -> None:

@@ -192,7 +192,10 @@ class ArcPolicy:
             step = weight * min(num_blocks, remembered.num_blocks)
             target = self._target_once + (step if queue == 0 else -step)
             self._target_once = min(max(target, 0), self._max_blocks)
+            num_before = len(node.block_ids) - num_blocks  # a leaf that grows
+            self._num_cached[node.queue] -= num_before
             node.queue = 1
+            self._num_cached[1] += num_before
         self._num_cached[node.queue] += num_blocks
 
     def used(self, node: RadixNode) -> None:

@@ -5,10 +5,53 @@ from __future__ import annotations
 from collections import Counter
 
 from prefixcache.block_pool import BlockPool
+from prefixcache.errors import OutOfBlocksError, QuotaExceededError
 from prefixcache.eviction import EvictionOrder
-from prefixcache.quota import TenantAccount
+from prefixcache.quota import SHARES_PER_BLOCK, TenantAccount
 from prefixcache.radix_node import RadixNode
 from prefixcache.radix_tree import RadixTree
+
+
+def require_below_ceiling(
+    pool: BlockPool, tree: RadixTree, account: TenantAccount, num_blocks: int, num_new_shares: int
+) -> None:
+    """Raise QuotaExceededError if so much more is above the tenant's ceiling, even without its idle blocks.
+
+    O(1) below it, else O(its leaves looked at until there are enough), at worst O(nodes).
+    """
+    num_over = account.num_blocks_over_ceiling(num_blocks, num_new_shares)
+    if num_over and num_over > (num_own := num_own_idle(pool, tree, account, num_over)):
+        assert account.quota.ceiling_blocks is not None
+        raise QuotaExceededError(
+            tenant=account.tenant,
+            num_needed=num_blocks,
+            ceiling_blocks=account.quota.ceiling_blocks,
+            num_charged=account.num_charged_blocks + num_new_shares / SHARES_PER_BLOCK,
+            num_idle=num_own,
+        )
+
+
+def require_room(
+    pool: BlockPool,
+    tree: RadixTree,
+    order: EvictionOrder,
+    account: TenantAccount,
+    num_blocks: int,
+    *,
+    has_floors: bool,
+) -> None:
+    """Raise OutOfBlocksError unless so many blocks are free or can be evicted for a tenant.
+
+    O(1), or when other tenants have floors O(leaves looked at until there are enough), at worst
+    O(nodes).
+    """
+    num_missing, num_evictable = num_blocks - pool.num_free, pool.num_idle
+    if num_missing > 0 and has_floors:
+        num_evictable = num_idle_at_hand(pool, order, account, num_missing)
+        if num_evictable < num_missing:
+            num_evictable = num_idle_above_floors(pool, tree, account)
+    if num_missing > num_evictable:
+        raise OutOfBlocksError(num_needed=num_blocks, num_free=pool.num_free, num_idle=num_evictable)
 
 
 def num_idle_at_end(pool: BlockPool, leaf: RadixNode, num_enough: int) -> int:

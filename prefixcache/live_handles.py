@@ -25,7 +25,7 @@ from prefixcache.quota import TenantAccount, TenantLedger
 from prefixcache.radix_node import Visit
 from prefixcache.radix_tree import Path, RadixTree
 from prefixcache.sightings import TenantSightings
-from prefixcache.token_chunks import TOKEN_BYTES, TokenIds, pack_tokens
+from prefixcache.token_chunks import TOKEN_BYTES, TokenIds, num_declared_chunks, pack_tokens
 
 
 class LiveHandles:
@@ -327,14 +327,3 @@ class LiveHandles:
         if len(chunk) == self._chunk_bytes:
             key = self._tree.key_behind(path.end, path.num_end_blocks, namespace.scope, chunk)
             self._blocks.note_loss(key, Loss.CACHE_OFF, account)
-
-
-def num_declared_chunks(num_public_tokens: int, num_tokens: int, block_size: int) -> int:
-    """Chunks wholly inside the tokens declared public. Raises InvalidArgumentError for too many."""
-    if num_public_tokens == 0:
-        return 0
-    if not 0 <= num_public_tokens <= num_tokens:
-        raise InvalidArgumentError(
-            f"num_public_tokens is {num_public_tokens}; give 0 to {num_tokens}, the prompt's length"
-        )
-    return num_public_tokens // block_size

@@ -10,10 +10,12 @@ from sortedcontainers import SortedList
 
 from prefixcache.block_pool import BlockId, BlockPool
 from prefixcache.cached_blocks import CachedBlocks
-from prefixcache.errors import PinExpiredError, PinLimitError
+from prefixcache.errors import InvalidArgumentError, NotCachedError, PinExpiredError, PinLimitError
 from prefixcache.namespace import Namespace
+from prefixcache.quota import TenantLedger
 from prefixcache.radix_node import RadixNode, Visit
-from prefixcache.radix_tree import Path
+from prefixcache.radix_tree import RadixTree
+from prefixcache.token_chunks import TOKEN_BYTES, PackedTokens, num_declared_chunks
 
 
 class Pin:
@@ -68,17 +70,27 @@ class PinTable:
         "_clock",
         "_deadlines",
         "_last_serial",
+        "_ledger",
         "_max_blocks",
         "_num_pins",
         "_of_last_block",
         "_pool",
+        "_tree",
     )
 
     def __init__(
-        self, pool: BlockPool, blocks: CachedBlocks, max_blocks: int, clock: Callable[[], float]
+        self,
+        pool: BlockPool,
+        tree: RadixTree,
+        blocks: CachedBlocks,
+        ledger: TenantLedger,
+        max_blocks: int,
+        clock: Callable[[], float],
     ) -> None:
         self._pool = pool
+        self._tree = tree
         self._blocks = blocks
+        self._ledger = ledger
         self._max_blocks = max_blocks
         self._clock = clock
         self._last_serial = 0
@@ -105,8 +117,26 @@ class PinTable:
             for block_id, num_pins in self._num_pins.items()
         )
 
-    def add(self, path: Path, namespace: Namespace, num_tokens: int, visit: Visit, ttl_seconds: float) -> Pin:
-        """Pin the whole blocks of a path. Raises PinLimitError when too much would be pinned. O(blocks)."""
+    def pin(
+        self, tokens: PackedTokens, namespace: Namespace, num_public_tokens: int, ttl_seconds: float
+    ) -> Pin:
+        """See `PrefixCache.pin`."""
+        block_size, num_tokens = self._tree.block_size, len(tokens) // TOKEN_BYTES
+        num_blocks = num_tokens // block_size
+        if not num_blocks:
+            raise InvalidArgumentError(
+                f"the prefix has {num_tokens} tokens; a pin needs {block_size}, a block"
+            )
+        if not ttl_seconds > 0:
+            raise InvalidArgumentError(f"ttl_seconds is {ttl_seconds}; give more than 0")
+        num_public_chunks = num_declared_chunks(num_public_tokens, num_tokens, block_size)
+        path = self._tree.walk(tokens, namespace, num_blocks * block_size, num_public_chunks)
+        if path.num_chunks < num_blocks:
+            raise NotCachedError(
+                f"{path.num_chunks} of the prefix's {num_blocks} blocks are cached; "
+                "run and publish it before pinning"
+            )
+        self.end_due()
         block_ids = path.block_ids
         num_more = sum(block_id not in self._num_pins for block_id in block_ids)
         if self.num_pinned_blocks + num_more > self._max_blocks:
@@ -114,13 +144,14 @@ class PinTable:
                 f"pinning needs {num_more} more blocks, but {self.num_pinned_blocks} of at most "
                 f"{self._max_blocks} are pinned; end a pin or raise max_pinned_share"
             )
+        visit = Visit(self._blocks.last_tick, self._ledger.account(namespace.tenant))
         self._blocks.retain_cached(block_ids)
         self._blocks.touch(path, visit, is_new_use=False)
         self._last_serial += 1
         pin = Pin(
             serial=self._last_serial,
             namespace=namespace,
-            num_tokens=num_tokens,
+            num_tokens=num_blocks * block_size,
             block_ids=block_ids,
             ttl_seconds=ttl_seconds,
             expires_at=self._clock() + ttl_seconds,
@@ -146,7 +177,7 @@ class PinTable:
         """
         if self._of_last_block:
             last_ids = [node.block_ids[-1] for node in end.lineage()]
-            if partial is not None and partial[1] == self._blocks.block_size - 1:
+            if partial is not None and partial[1] == self._tree.block_size - 1:
                 last_ids.append(partial[0])
             for block_id in last_ids:
                 for pin in self._of_last_block.get(block_id, ()):
@@ -193,7 +224,7 @@ class PinTable:
         by_last_block = [pin for same_end in self._of_last_block.values() for pin in same_end]
         assert sorted(pin.serial for pin in by_last_block) == sorted(pin.serial for pin in pins)
         assert all(pin in self._of_last_block[pin.block_ids[-1]] for pin in pins)
-        assert all(self._blocks.is_end(pin.block_ids[-1]) for pin in pins)
+        assert all(self._tree.node_ending_with(pin.block_ids[-1]) for pin in pins)
 
     def _require(self, pin: Pin) -> None:
         if pin.is_ended:

@@ -30,3 +30,15 @@ class PolicyState:
     """What a sample says that `lru` and `credit` would hit; None when no block of it was asked for."""
     switches: tuple[PolicySwitch, ...]
     """The latest ones, the last one last."""
+
+    @classmethod
+    def of_fixed(cls, name: str) -> PolicyState:
+        """Of a policy that never changes."""
+        return cls(
+            name=name,
+            credit_ticks=0,
+            since_tick=0,
+            reason="the cache was made with it",
+            shadow_hit_ratios=None,
+            switches=(),
+        )

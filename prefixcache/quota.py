@@ -235,6 +235,14 @@ class TenantLedger:
             for account in payers:
                 account.num_shares += num_shares
 
+    def charge_user(self, node: RadixNode, account: TenantAccount) -> None:
+        """The account is the latest that pays for a public node. O(payers)."""
+        num_blocks = len(node.block_ids)
+        self.charge(node.payers, -num_blocks)
+        others = [payer for payer in node.payers if payer is not account]
+        node.payers = (*others[-(MAX_PAYERS - 1) :], account)
+        self.charge(node.payers, num_blocks)
+
     def forget_cached(self) -> None:
         """All nodes are gone; blocks in none yet stay their owners'. O(tenants)."""
         for account in (self.public, *self.accounts()):
@@ -255,3 +263,16 @@ class TenantLedger:
             assert account.num_cached_blocks == num_cached[account]
             assert account.num_shares == num_shares[account]
         assert sum(num_shares.values()) == self.public.num_cached_blocks * SHARES_PER_BLOCK
+
+
+def num_new_shares(end: RadixNode, num_end_blocks: int, account: TenantAccount) -> int:
+    """What using the path to so many blocks of a node costs an account with a ceiling. O(depth)."""
+    if account.quota.ceiling_blocks is None:
+        return 0
+    num_shares, num_blocks, node = 0, num_end_blocks, end
+    while node.parent is not None:
+        if node.is_public and account not in node.payers:
+            num_shares += num_blocks * (SHARES_PER_BLOCK // min(MAX_PAYERS, len(node.payers) + 1))
+        node = node.parent
+        num_blocks = len(node.block_ids)
+    return num_shares

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from prefixcache.block_pool import BlockId, BlockPool
 from prefixcache.cached_blocks import CachedBlocks
+from prefixcache.errors import InvalidArgumentError
 from prefixcache.quota import TenantLedger
 from prefixcache.radix_node import RadixNode
 from prefixcache.radix_tree import RadixTree
@@ -60,8 +61,19 @@ def restore_blocks(
 ) -> int:
     """Fill an empty tree, what was used last first, and return how many blocks it has now.
 
-    Raises what reading rows raises; only rows of free blocks have changed then. O(bytes).
+    Raises InvalidArgumentError when the tree is not empty, or there is a reader without rows or
+    rows without a reader, and what reading rows raises; only rows of free blocks have changed
+    then. O(bytes).
     """
+    if tree.num_nodes:
+        raise InvalidArgumentError(
+            f"the cache has {tree.num_nodes} nodes; reset it before restoring a snapshot"
+        )
+    if snapshot.has_rows != (read_row is not None):
+        with_or_without = "with" if snapshot.has_rows else "without"
+        raise InvalidArgumentError(
+            f"the snapshot was saved {with_or_without} rows; restore it {with_or_without} read_row"
+        )
     runs = _choose_runs(snapshot.index, pool.num_free)
     block_ids = pool.allocate(sum(run.num_blocks for run in runs))
     if read_row is not None:

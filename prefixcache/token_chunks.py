@@ -63,6 +63,17 @@ def unpack_tokens(packed: bytes | bytearray) -> list[int]:
     return _little_endian(tokens).tolist()
 
 
+def num_declared_chunks(num_public_tokens: int, num_tokens: int, block_size: int) -> int:
+    """Chunks wholly inside the tokens declared public. Raises InvalidArgumentError for too many."""
+    if num_public_tokens == 0:
+        return 0
+    if not 0 <= num_public_tokens <= num_tokens:
+        raise InvalidArgumentError(
+            f"num_public_tokens is {num_public_tokens}; give 0 to {num_tokens}, the prompt's length"
+        )
+    return num_public_tokens // block_size
+
+
 def num_common_tokens(tokens: bytes, start: int, end: int, edge: bytes) -> int:
     """Length of the common prefix of `tokens[start:end]` (byte offsets) and `edge`.
 

@@ -121,7 +121,10 @@ class TrafficSample:
         """
         if not node.is_output:
             self._num_asked += num_blocks
+        has_keys = bool(node.packed_keys) or num_blocks < len(node.block_ids)
         keys = self._sampled_keys(node, len(node.block_ids) - num_blocks)
+        if not has_keys:
+            node.packed_keys = b""  # most nodes are never used again: what nobody else needs takes no room
         if keys:
             self._use(keys, node.turn, tick, is_asked=not node.is_output)
         self._leave_footprint(node)
