@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 PROTOS := $(wildcard proto/prefixcache/v1/*.proto)
 PIN_SOURCES := pyproject.toml constraints.txt
 
-.PHONY: help demo serve test test-data bench lint types protos install clean
+.PHONY: help demo serve test test-data soak bench lint types protos install clean
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
@@ -23,6 +23,9 @@ test: $(VENV)/.dev lint types  ## Lint, types and all tests
 
 test-data: $(VENV)/.dev  ## Checks that need the shared data folder (SHARED=../shared)
 	$(BIN)/python -m pytest tests/benchmarks $(ARGS)
+
+soak: $(VENV)/.dev  ## A million random cache operations beside an oracle (ARGS="--operations N --seed S")
+	$(BIN)/python tests/soak_cache.py $(ARGS)
 
 bench: $(VENV)/.dev  ## Run every benchmark and render docs/performance.md
 	$(BIN)/python tests/benchmarks/run_all.py $(ARGS)

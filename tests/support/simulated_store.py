@@ -16,6 +16,7 @@ class SimulatedStore:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._rows: dict[tuple[BlockId, int], Row] = {}
+        self._saved: list[list[Row | None]] = []
 
     def poison(self, block_ids: Iterable[BlockId]) -> None:
         for block_id in block_ids:
@@ -42,3 +43,14 @@ class SimulatedStore:
         """Fail unless the rows at `positions` are what computing `tokens` gives."""
         for position in positions:
             assert self.row(table, position) == (domain, tuple(tokens[: position + 1]))
+
+    def write_row(self, block_id: BlockId) -> bytes:
+        """What a snapshot keeps of a block: where a copy of its rows lies in this store."""
+        self._saved.append([self._rows.get((block_id, slot)) for slot in range(self._block_size)])
+        return (len(self._saved) - 1).to_bytes(8, "little")
+
+    def read_row(self, block_id: BlockId, saved: memoryview) -> None:
+        """Put into a block what `write_row` kept."""
+        for slot, row in enumerate(self._saved[int.from_bytes(saved, "little")]):
+            if row is not None:
+                self._rows[block_id, slot] = row

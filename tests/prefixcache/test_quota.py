@@ -1,0 +1,342 @@
+"""What tenants are charged for, what they may not exceed, and what others may not take from them."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.cache_runs import finish, num_matched, run, start
+from support.cache_state import observed
+from support.token_streams import stream
+
+from prefixcache import (
+    POLICIES,
+    Namespace,
+    OutOfBlocksError,
+    PrefixCache,
+    QuotaExceededError,
+    TenantQuota,
+)
+
+TENANTS = [Namespace("model", f"tenant {letter}", is_publisher=True) for letter in "abcdefghijkl"]
+A, B, C, D = TENANTS[:4]
+X = [9999]
+REQUESTS = st.tuples(
+    st.sampled_from(TENANTS[:4]),
+    st.lists(st.integers(0, 1), min_size=1, max_size=24),
+    st.integers(0, 24),
+)
+"""Whose, the prompt, and how much of it is public."""
+
+
+def charge(cache: PrefixCache, namespace: Namespace) -> float:
+    return cache.usage(namespace.tenant).num_charged_blocks
+
+
+def serve(cache: PrefixCache, requests: list[tuple[Namespace, list[int], int]]) -> None:
+    for namespace, prompt, num_public in requests:
+        try:
+            run(cache, prompt, namespace, num_public_tokens=min(num_public, len(prompt)))
+        except (OutOfBlocksError, QuotaExceededError):
+            cache.check()
+
+
+# Charges
+
+
+@settings(max_examples=60, deadline=None)
+@given(requests=st.lists(REQUESTS, max_size=10), held=st.lists(REQUESTS, max_size=3))
+def test_all_charges_sum_to_the_blocks_that_are_used(
+    requests: list[tuple[Namespace, list[int], int]], held: list[tuple[Namespace, list[int], int]]
+) -> None:
+    cache = PrefixCache(num_blocks=100, block_size=4)
+    serve(cache, requests)
+    for namespace, prompt, num_public in held:
+        start(cache, prompt, namespace, num_public_tokens=min(num_public, len(prompt)))
+    usages = [cache.usage(tenant) for tenant in cache.tenants()]
+    assert sum(usage.num_charged_blocks for usage in usages) == pytest.approx(100 - cache.stats().num_free)
+    num_public = sum(len(node.block_ids) for node in cache.dump() if node.public)
+    assert sum(usage.num_blocks for usage in usages) == 100 - cache.stats().num_free - num_public
+    num_private = sum(len(node.block_ids) for node in cache.dump() if not node.public)
+    assert sum(usage.num_cached_blocks for usage in usages) == num_private
+
+
+def test_a_sequence_is_charged_for_its_blocks_from_allocation_on() -> None:
+    cache = PrefixCache(num_blocks=20)
+    handle = start(cache, stream("a", 40), A)
+    usage = cache.usage(A.tenant)
+    assert (usage.num_blocks, usage.num_cached_blocks, usage.num_charged_blocks) == (3, 0, 3)
+    cache.publish(handle, 32)
+    usage = cache.usage(A.tenant)
+    assert (usage.num_blocks, usage.num_cached_blocks, usage.num_charged_blocks) == (3, 2, 3)
+    cache.release(handle)
+    assert charge(cache, A) == 2
+
+
+def test_what_sequences_of_one_tenant_share_is_charged_once() -> None:
+    cache = PrefixCache(num_blocks=20)
+    handle = start(cache, stream("a", 40), A)
+    forks = [cache.fork(handle) for _ in range(3)]
+    assert charge(cache, A) == 3
+    cache.extend(forks[0], X)  # which copies the tail
+    assert charge(cache, A) == 4
+    for fork in [handle, *forks]:
+        cache.release(fork)
+        cache.check()
+    assert charge(cache, A) == 0
+
+
+def test_a_public_block_is_paid_in_equal_parts_by_the_last_eight_that_used_it() -> None:
+    cache = PrefixCache(num_blocks=40)
+    run(cache, stream("s", 64), A, num_public_tokens=64)
+    users = [A]
+    for namespace in [*TENANTS, A, C, *TENANTS[::-1], A]:
+        cache.release(start(cache, stream("s", 64) + X, namespace))
+        users = [user for user in users if user != namespace] + [namespace]
+        part = float(Fraction(4, min(8, len(users))))
+        expected = {user.tenant: part for user in users[-8:]}
+        assert {tenant: cache.usage(tenant).num_charged_blocks for tenant in cache.tenants()} == {
+            tenant: pytest.approx(expected.get(tenant, 0)) for tenant in cache.tenants()
+        }
+
+
+def test_a_tenant_pays_for_those_public_blocks_that_it_used() -> None:
+    cache = PrefixCache(num_blocks=40)
+    run(cache, stream("s", 64), A, num_public_tokens=64)
+    cache.release(start(cache, stream("s", 32) + X, B))
+    assert (charge(cache, A), charge(cache, B)) == (3, 1)
+    cache.release(start(cache, X, C))
+    assert charge(cache, C) == 0
+
+
+def test_blocks_that_become_public_are_not_charged_twice() -> None:
+    cache = PrefixCache(num_blocks=40)
+    handle = start(cache, stream("s", 64) + X, A, num_public_tokens=64)
+    assert charge(cache, A) == 5
+    cache.publish(handle, 64)
+    assert charge(cache, A) == 5
+    assert cache.usage(A.tenant).num_blocks == 1
+
+
+def test_nobody_pays_more_because_another_goes_on_with_a_shared_prefix() -> None:
+    """B has adopted what A has published; what A adds behind it later is A's alone."""
+    cache = PrefixCache(num_blocks=40)
+    one = start(cache, stream("s", 64), A, num_public_tokens=64)
+    other = start(cache, stream("s", 32), B, num_public_tokens=32)
+    cache.publish(one, 32)
+    cache.publish(other, 32)
+    cache.check()
+    assert (charge(cache, A), charge(cache, B)) == (3, 1)
+    cache.publish(one, 64)
+    cache.check()
+    assert (charge(cache, A), charge(cache, B)) == (3, 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(requests=st.lists(REQUESTS, min_size=1, max_size=12))
+def test_a_tenant_that_does_nothing_is_never_charged_more(
+    requests: list[tuple[Namespace, list[int], int]],
+) -> None:
+    cache = PrefixCache(num_blocks=16, block_size=4)
+    serve(cache, [(namespace, [0, 1] * 8, 8) for namespace in TENANTS[:4]])
+    for request in requests:
+        before = {namespace: charge(cache, namespace) for namespace in TENANTS[:4]}
+        serve(cache, [request])
+        for namespace in set(TENANTS[:4]) - {request[0]}:
+            assert charge(cache, namespace) <= before[namespace] + 1e-9
+
+
+# Ceilings
+
+
+def test_a_ceiling_is_kept_by_ones_own_idle_blocks_though_the_pool_is_free() -> None:
+    cache = PrefixCache(num_blocks=40, policy="lru", quotas={A.tenant: TenantQuota(ceiling_blocks=4)})
+    run(cache, stream("b", 64), B)
+    run(cache, stream("a", 48), A)
+    run(cache, stream("c", 48), A)
+    assert cache.usage(A.tenant).num_cached_blocks == 4
+    assert cache.usage(A.tenant).num_evicted_blocks == 2
+    assert num_matched(cache, stream("a", 48) + X, A) == 16
+    assert num_matched(cache, stream("b", 64) + X, B) == 64
+    assert cache.stats().num_free == 32
+
+
+def test_above_the_ceiling_nothing_is_given_out_and_nothing_evicted() -> None:
+    cache = PrefixCache(num_blocks=40, quotas={A.tenant: TenantQuota(ceiling_blocks=4)})
+    run(cache, stream("a", 16), A)
+    held = start(cache, stream("c", 32), A)
+    before = observed(cache)
+    with pytest.raises(
+        QuotaExceededError, match="needs 3 blocks, but is charged for 3 of at most 4"
+    ) as caught:
+        cache.acquire(stream("d", 48), A)
+    assert (caught.value.num_needed, caught.value.ceiling_blocks) == (3, 4)
+    assert (caught.value.num_charged, caught.value.num_idle) == (3, 1)
+    with pytest.raises(QuotaExceededError, match="needs 3 blocks"):
+        cache.extend(held, stream("c", 80, 32))
+    assert observed(cache) == before
+    cache.extend(held, stream("c", 64, 32))
+    cache.check()
+    assert charge(cache, A) == 4
+
+
+def test_a_hit_on_public_blocks_counts_before_it_is_granted() -> None:
+    """Two shares of four public blocks and three new ones are more than four."""
+    cache = PrefixCache(num_blocks=40, quotas={B.tenant: TenantQuota(ceiling_blocks=4)})
+    run(cache, stream("s", 64), A, num_public_tokens=64)
+    before = observed(cache)
+    with pytest.raises(QuotaExceededError, match="needs 3 blocks, but is charged for 2 of at most 4"):
+        cache.acquire(stream("s", 64) + stream("b", 48), B)
+    assert observed(cache) == before
+    run(cache, stream("s", 64) + stream("b", 32), B)
+    assert charge(cache, B) == 4
+    run(cache, stream("s", 64) + stream("c", 32), B)  # its own idle blocks make room
+    assert charge(cache, B) == 4
+    assert cache.usage(B.tenant).num_evicted_blocks == 2
+
+
+def test_a_lower_ceiling_takes_effect_with_the_next_block() -> None:
+    cache = PrefixCache(num_blocks=40)
+    run(cache, stream("a", 96), A)
+    cache.set_quota(A.tenant, TenantQuota(ceiling_blocks=2))
+    cache.check()
+    assert cache.usage(A.tenant).num_cached_blocks == 6
+    run(cache, stream("c", 16), A)
+    assert cache.usage(A.tenant).num_cached_blocks == 2
+    cache.set_quota(A.tenant, TenantQuota())
+    run(cache, stream("d", 96), A)
+    assert cache.usage(A.tenant).num_cached_blocks == 8
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    ceiling_blocks=st.integers(1, 6),
+    requests=st.lists(REQUESTS, max_size=8),
+    prompt=st.lists(st.integers(0, 1), min_size=1, max_size=30),
+)
+def test_whoever_has_a_ceiling_is_never_charged_for_more(
+    ceiling_blocks: int, requests: list[tuple[Namespace, list[int], int]], prompt: list[int]
+) -> None:
+    cache = PrefixCache(
+        num_blocks=40, block_size=4, quotas={A.tenant: TenantQuota(ceiling_blocks=ceiling_blocks)}
+    )
+    serve(cache, requests)
+    for part in (prompt, prompt + prompt[:7]):
+        try:
+            handle = start(cache, part, A)
+        except QuotaExceededError:
+            continue
+        assert charge(cache, A) <= ceiling_blocks
+        finish(cache, handle)
+
+
+# Floors
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    floor_blocks=st.integers(1, 8),
+    own=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=20), min_size=1, max_size=3),
+    requests=st.lists(REQUESTS.filter(lambda request: request[0] != A), min_size=4, max_size=14),
+    num_evicted=st.integers(0, 20),
+)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_others_never_take_what_is_below_a_floor(
+    policy: str,
+    floor_blocks: int,
+    own: list[list[int]],
+    requests: list[tuple[Namespace, list[int], int]],
+    num_evicted: int,
+) -> None:
+    cache = PrefixCache(
+        num_blocks=12, block_size=4, policy=policy, quotas={A.tenant: TenantQuota(floor_blocks=floor_blocks)}
+    )
+    serve(cache, [(A, prompt, 0) for prompt in own])
+    num_protected = min(floor_blocks, cache.usage(A.tenant).num_cached_blocks)
+    for request in requests:
+        serve(cache, [request])
+        assert cache.usage(A.tenant).num_cached_blocks >= num_protected
+    cache.evict(num_evicted)
+    cache.check()
+    assert cache.usage(A.tenant).num_cached_blocks >= num_protected
+
+
+def test_a_tenant_may_go_below_its_own_floor() -> None:
+    cache = PrefixCache(num_blocks=4, policy="lru", quotas={A.tenant: TenantQuota(floor_blocks=3)})
+    run(cache, stream("a", 64), A)
+    with pytest.raises(OutOfBlocksError, match="need 2 blocks, but only 0 are free and 1 can be evicted"):
+        cache.acquire(stream("b", 32), B)
+    handle = start(cache, stream("c", 64), A)
+    assert cache.usage(A.tenant).num_cached_blocks == 0
+    finish(cache, handle)
+
+
+def test_a_public_prefix_stays_under_what_a_floor_keeps() -> None:
+    cache = PrefixCache(num_blocks=8, quotas={A.tenant: TenantQuota(floor_blocks=2)})
+    run(cache, stream("s", 32), D, num_public_tokens=32)
+    run(cache, stream("s", 32) + stream("a", 32), A)
+    with pytest.raises(OutOfBlocksError, match="need 5 blocks, but only 4 are free and 0 can be evicted"):
+        cache.acquire(stream("b", 80), B)
+    assert cache.evict(8) == 0
+    run(cache, stream("b", 64), B)
+    assert num_matched(cache, stream("s", 32) + stream("a", 32) + X, A) == 64
+    cache.set_quota(A.tenant, TenantQuota(floor_blocks=0))
+    run(cache, stream("b", 128), B)
+    assert cache.usage(B.tenant).num_cached_blocks == 8
+
+
+def test_its_own_floor_keeps_no_public_block_from_a_tenant() -> None:
+    """For others B's leaf is passed over, and so is the public prefix above it. B can have both."""
+    cache = PrefixCache(num_blocks=6, quotas={B.tenant: TenantQuota(floor_blocks=6)})
+    run(cache, stream("s", 32), D, num_public_tokens=32)
+    run(cache, stream("s", 32) + stream("b", 32), B)
+    assert cache.evict(6) == 0
+    with pytest.raises(OutOfBlocksError, match="only 2 are free and 0 can be evicted"):
+        cache.acquire(stream("a", 48), A)
+    handle = start(cache, stream("b", 96), B)
+    assert len(handle.block_table) == 6
+    finish(cache, handle)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    floors=st.lists(st.integers(0, 4), min_size=3, max_size=3),
+    ceiling_blocks=st.none() | st.integers(4, 16),
+    requests=st.lists(REQUESTS, max_size=10),
+    held=st.lists(REQUESTS, max_size=2),
+    namespace=st.sampled_from(TENANTS[:4]),
+)
+def test_what_an_error_says_can_be_had_can_be_had_and_no_block_more(
+    floors: list[int],
+    ceiling_blocks: int | None,
+    requests: list[tuple[Namespace, list[int], int]],
+    held: list[tuple[Namespace, list[int], int]],
+    namespace: Namespace,
+) -> None:
+    quotas = {
+        tenant.tenant: TenantQuota(floor_blocks=floor) for tenant, floor in zip(TENANTS, floors, strict=False)
+    }
+    if ceiling_blocks is not None:
+        quotas[D.tenant] = TenantQuota(ceiling_blocks=ceiling_blocks)
+    cache = PrefixCache(num_blocks=16, block_size=4, quotas=quotas)
+    serve(cache, requests)
+    for owner, prompt, num_public in held:
+        try:
+            start(cache, prompt, owner, num_public_tokens=min(num_public, len(prompt)))
+        except (OutOfBlocksError, QuotaExceededError):
+            cache.check()
+    num_to_be_had = []
+    for num_blocks in range(17, 0, -1):
+        before = observed(cache)
+        try:
+            handle = start(cache, stream("a", 4 * num_blocks), namespace)
+        except OutOfBlocksError as error:
+            num_to_be_had.append(error.num_free + error.num_idle)
+        except QuotaExceededError as error:
+            num_to_be_had.append(int(error.ceiling_blocks - error.num_charged + error.num_idle))
+        else:
+            assert {num_blocks} == set(num_to_be_had[-1:])
+            assert len(handle.block_table) == num_blocks
+            return
+        assert observed(cache) == before
+    assert num_to_be_had[-1] == 0
