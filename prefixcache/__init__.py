@@ -22,9 +22,10 @@ from prefixcache.errors import (
     SnapshotMismatchError,
     UnknownTenantError,
 )
-from prefixcache.events import BlocksRemoved, BlocksStored, CacheCleared, EventLog
+from prefixcache.event_index import EventIndex
+from prefixcache.events import BlocksRemoved, BlocksStored, CacheCleared, Event, EventLog, EventState
 from prefixcache.eviction_policies import POLICIES
-from prefixcache.explain import Divergence, Explanation, MissCause
+from prefixcache.explain import Divergence, Elsewhere, Explanation, MissCause
 from prefixcache.handle import BlockCopy, CacheHandle
 from prefixcache.history import Loss, Tombstone
 from prefixcache.inspection import CacheStats, NodeDump
@@ -33,6 +34,7 @@ from prefixcache.pins import Pin
 from prefixcache.policy_state import PolicyState, PolicySwitch
 from prefixcache.quota import TenantQuota, TenantUsage
 from prefixcache.radix_tree import Match
+from prefixcache.snapshot import RowReader, RowWriter
 from prefixcache.token_chunks import ChunkHash, PackedTokens, TokenIds, pack_tokens, unpack_tokens
 
 __all__ = [
@@ -49,9 +51,13 @@ __all__ = [
     "ChunkHash",
     "Divergence",
     "DoubleFreeError",
+    "Elsewhere",
+    "Event",
     "EventConflictError",
     "EventGapError",
+    "EventIndex",
     "EventLog",
+    "EventState",
     "Explanation",
     "ForeignHandleError",
     "HandleReleasedError",
@@ -74,6 +80,8 @@ __all__ = [
     "PrefixCache",
     "PrefixCacheError",
     "QuotaExceededError",
+    "RowReader",
+    "RowWriter",
     "SnapshotDamagedError",
     "SnapshotMismatchError",
     "TenantQuota",

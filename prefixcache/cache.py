@@ -63,7 +63,7 @@ class PrefixCache:
         quotas: Mapping[str, TenantQuota] | None = None,
         max_pinned_share: float = 0.5,
         public_after_tenants: int | None = None,
-        secret: bytes = b"",
+        key_secret: bytes = b"",
         events: EventLog | None = None,
         history_capacity: int | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -75,9 +75,10 @@ class PrefixCache:
         policy: which blocks go first when room is needed; one of `POLICIES`.
         quotas: bounds of tenants; others have none. See also `set_quota`.
         max_pinned_share: how much of the pool may be pinned.
-        public_after_tenants: what so many tenants have computed each for itself becomes readable
-            for all; None leaves it private for ever.
-        secret: makes block keys those of this deployment.
+        public_after_tenants: what so many tenants have computed each for itself, prompts with a
+            salt aside, becomes readable for all; None leaves it private for ever. Remembers
+            about 800 bytes for each block of the pool.
+        key_secret: makes block keys those of this deployment; scopes have that of the namespace.
         events: where changes of the index are told.
         history_capacity: lost runs remembered, about 300 bytes each; by default 4,096 and one more
             for every 16 blocks.
@@ -94,7 +95,7 @@ class PrefixCache:
         if history_capacity is not None and history_capacity < 0:
             raise InvalidArgumentError(f"history_capacity is {history_capacity}; give 0 or more")
         self._events = events
-        self._block_keys = BlockKeys(chunk_bytes=block_size * TOKEN_BYTES, secret=secret)
+        self._block_keys = BlockKeys(chunk_bytes=block_size * TOKEN_BYTES, secret=key_secret)
         self._pool = BlockPool(num_blocks, on_free=on_free)
         self._ledger = TenantLedger(num_blocks, quotas or {})
         self._tree = RadixTree(block_size, chunk_hash, self._block_keys, self._ledger.public)
@@ -148,6 +149,7 @@ class PrefixCache:
     @property
     def num_available_blocks(self) -> int:
         """Blocks that can be had, quotas aside: the free ones, and the idle ones by eviction."""
+        self._pins.end_due()
         return self._pool.num_free + self._pool.num_idle
 
     def match(self, token_ids: TokenIds, namespace: Namespace, *, num_public_tokens: int = 0) -> Match:
@@ -309,9 +311,11 @@ class PrefixCache:
         """How much of a prompt is cached, where it leaves what is, and why the rest is missing.
 
         Tells of all tenants: what a caller may see is for the server to decide. Changes nothing.
-        Raises InvalidArgumentError. O(tokens + domains * scopes).
+        Raises InvalidArgumentError. O(tokens, and for each domain the children of the path's nodes).
         """
         tokens = pack_tokens(token_ids)
+        if not tokens:
+            raise InvalidArgumentError("the prompt is empty; give at least 1 token")
         path = self._walk(tokens, namespace, num_public_tokens)
         return explain_miss(self._tree, self._history, path, tokens, namespace)
 
@@ -319,8 +323,8 @@ class PrefixCache:
         """Forget everything cached, at once and whatever is running; pins end.
 
         Sequences that run finish on what they hold, and publish nothing more. What was counted
-        and learned stays. O(tenants + pinned blocks): the cached blocks are taken up again one by
-        one as they are needed.
+        and learned stays. O(tenants + pinned blocks): requests that come later take the old tree
+        apart, and its blocks, a few at a time.
         """
         self._pins.end_all()
         self._handles.next_epoch()
@@ -337,11 +341,16 @@ class PrefixCache:
     ) -> int:
         """Save the index, and with `write_row` the KV of its blocks; return the bytes of the file.
 
-        `model`, `layout` and `dtype` say what rows are: `restore` refuses any others. Not saved is
+        `model`, `layout` and `dtype` say what rows are, and must with `write_row`: `restore` refuses
+        any others. Not saved is
         what was promised in seconds: pins, and priorities that end. Written aside and renamed, so
-        that at `path` is always a whole snapshot. Raises OSError, or what `write_row` raises; the
-        former snapshot is still there then. O(bytes).
+        that at `path` is always a whole snapshot. Raises InvalidArgumentError, OSError, or what
+        `write_row` raises; the former snapshot is still there then. O(bytes).
         """
+        if write_row is not None and not (model and layout and dtype):
+            raise InvalidArgumentError(
+                f"model is {model!r}, layout {layout!r} and dtype {dtype!r}; say all three to save rows"
+            )
         index, block_ids = index_of(self._tree, self._blocks.last_tick)
         header = self._snapshot_header(model, layout, dtype)
         return save_snapshot(path, header=header, index=index, block_ids=block_ids, write_row=write_row)
@@ -361,7 +370,7 @@ class PrefixCache:
         SnapshotDamagedError, SnapshotMismatchError when the snapshot is another model's, layout's,
         dtype's, block size's or secret's, InvalidArgumentError when something is cached already or
         the snapshot has rows and `read_row` is not given or the other way round, or OSError;
-        nothing has changed then. O(bytes).
+        nothing has changed then but the rows of free blocks. O(bytes).
         """
         with open_snapshot(path, header=self._snapshot_header(model, layout, dtype)) as snapshot:
             return restore_blocks(snapshot, read_row, self._pool, self._tree, self._blocks, self._ledger)

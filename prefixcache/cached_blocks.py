@@ -10,14 +10,18 @@ from prefixcache.events import EventLog
 from prefixcache.eviction import EvictionOrder
 from prefixcache.eviction_policies import EvictionPolicy
 from prefixcache.eviction_room import num_idle_at_end, require_below_ceiling, require_room
+from prefixcache.graveyard import Graveyard
 from prefixcache.history import History, Loss, Tombstone
 from prefixcache.journal import Journal
 from prefixcache.namespace import Namespace
-from prefixcache.quota import TenantAccount, TenantLedger, num_new_shares
+from prefixcache.quota import TenantAccount, TenantLedger
 from prefixcache.radix_node import RadixNode, Visit
 from prefixcache.radix_tree import Path, RadixTree
 from prefixcache.traffic_sample import TrafficSample
 from prefixcache.turns import Turn, turn_of
+
+_NUM_DUG = 64
+"""Parts of a forgotten tree that each request takes away."""
 
 
 class CachedBlocks:
@@ -37,6 +41,7 @@ class CachedBlocks:
 
     __slots__ = (
         "_clock",
+        "_graveyard",
         "_history",
         "_journal",
         "_last_tick",
@@ -70,6 +75,7 @@ class CachedBlocks:
         self._journal = Journal(tree, policy, history, events)
         self._sample = sample
         self._clock = clock
+        self._graveyard = Graveyard()
         self._last_tick = 0
         self._num_evicted = 0
 
@@ -85,6 +91,7 @@ class CachedBlocks:
 
     def next_tick(self) -> int:
         """Number the next request."""
+        self._graveyard.dig(_NUM_DUG)
         self._last_tick += 1
         return self._last_tick
 
@@ -94,19 +101,14 @@ class CachedBlocks:
             return Turn(0, 0)
         return turn_of(self._tree, self._history, path, tokens, namespace)
 
-    def require_available(self, num_blocks: int, account: TenantAccount, num_new_shares: int = 0) -> None:
+    def require_available(self, num_blocks: int, account: TenantAccount) -> None:
         """Raise QuotaExceededError or OutOfBlocksError unless `allocate` would find so many.
 
-        `num_new_shares` are those of public blocks that the account will be charged before.
         O(1); with floors or at a ceiling O(leaves looked at until there are enough), at worst O(nodes).
         """
-        require_below_ceiling(self._pool, self._tree, account, num_blocks, num_new_shares)
+        require_below_ceiling(self._pool, self._tree, account, num_blocks)
         has_floors = self._ledger.has_floors(besides=account)
         require_room(self._pool, self._tree, self._order, account, num_blocks, has_floors=has_floors)
-
-    def num_new_shares(self, path: Path, account: TenantAccount) -> int:
-        """What `touch` will charge an account with a ceiling for the path's public blocks. O(depth)."""
-        return num_new_shares(path.end, path.num_end_blocks, account)
 
     def allocate(self, num_blocks: int, account: TenantAccount) -> list[BlockId]:
         """Take free blocks, evicting as many as are missing. Requires: so many are available.
@@ -143,11 +145,12 @@ class CachedBlocks:
         account.num_own_blocks -= self._pool.release(block_ids)
         self._reconsider_deepest(block_ids)
 
-    def touch(self, path: Path, visit: Visit, *, is_new_use: bool) -> RadixNode:
+    def touch(self, path: Path, visit: Visit, *, is_new_use: bool, num_used_blocks: int = 0) -> RadixNode:
         """The path is used now. Returns the node that ends with it, or the root.
 
-        A node that goes on behind the path is split there, so that the rest keeps its age. It is
-        a new use the first time that a request touches the path.
+        A node that goes on behind the path is split there, so that the rest keeps its age.
+        `is_new_use` when a request comes; later, blocks behind its first `num_used_blocks` are of
+        new use to it if others have made them.
         Requires: the path's blocks are held, since ages must not change in the eviction order.
         O(depth), and the bytes of the edge that is split.
         """
@@ -159,7 +162,7 @@ class CachedBlocks:
         while node.parent is not None:
             node.last_used = self._last_tick
             node.turn = max(node.turn, visit.path_turn if is_new_use else visit.turn)
-            if is_new_use:
+            if is_new_use or (node.depth >= num_used_blocks and node.created != visit.tick):
                 node.num_uses += 1
                 former = (node.priority, node.priority_ends)
                 if promise >= former or node.priority_ends <= self._clock():
@@ -264,11 +267,10 @@ class CachedBlocks:
     def forget_all(self) -> None:
         """The tree is empty from now on; what is held becomes free when it is released. O(tenants).
 
-        What was learned about the traffic stays.
+        What was learned about the traffic stays. The old tree is taken apart as requests come.
         """
         self._pool.forget_cached()
-        self._ledger.forget_cached()
-        self._tree.clear()
+        self._graveyard.bury([*self._order.piles(), *self._ledger.forget_cached(), *self._tree.clear()])
         self._journal.cleared()
         if self._sample is not None:
             self._sample.clear()
@@ -311,6 +313,7 @@ class CachedBlocks:
     def _evict_own(self, account: TenantAccount, num_blocks: int, lost_for: TenantAccount) -> int:
         """Evict up to so many idle blocks of a tenant with a quota, whatever its floor."""
         num_evicted = 0
+        self._order.end_priorities(self._clock())
         while num_evicted < num_blocks and account.leaves:
             leaf: RadixNode = account.leaves[0][-1]
             num_evicted += self._evict_from(leaf, num_blocks - num_evicted, lost_for)

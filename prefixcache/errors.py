@@ -58,19 +58,19 @@ class UnknownTenantError(PrefixCacheError, KeyError):
 
 
 class QuotaExceededError(PrefixCacheError):
-    """The tenant would be charged for more than its ceiling, even if its idle blocks were evicted."""
+    """The tenant would hold more blocks than its ceiling, even if its idle ones were evicted."""
 
     def __init__(
-        self, *, tenant: str, num_needed: int, ceiling_blocks: int, num_charged: float, num_idle: int
+        self, *, tenant: str, num_needed: int, ceiling_blocks: int, num_held: int, num_idle: int
     ) -> None:
         super().__init__(
-            f"tenant {tenant!r} needs {num_needed} blocks, but is charged for {num_charged:g} of at most "
+            f"tenant {tenant!r} needs {num_needed} blocks, but holds {num_held} of at most "
             f"{ceiling_blocks}, of which {num_idle} can be evicted; release a handle or raise the ceiling"
         )
         self.tenant = tenant
         self.num_needed = num_needed
         self.ceiling_blocks = ceiling_blocks
-        self.num_charged = num_charged
+        self.num_held = num_held
         self.num_idle = num_idle
 
 

@@ -8,6 +8,7 @@ from math import inf
 from sortedcontainers import SortedList
 
 from prefixcache.eviction_policies import EvictionPolicy
+from prefixcache.graveyard import Pile
 from prefixcache.quota import TenantAccount
 from prefixcache.radix_node import OrderEntry, RadixNode
 
@@ -41,6 +42,10 @@ class EvictionOrder:
             for *_, leaf in queue:
                 yield leaf
 
+    def piles(self) -> list[Pile]:
+        """What holds the entries, to be taken apart when the order is used no more."""
+        return [*self._queues, *self._waiting.values(), self._expiries]
+
     def put(self, leaf: RadixNode) -> None:
         """Nothing happens when it is in here already. O(log leaves)."""
         if leaf.order_entry is not None:
@@ -69,13 +74,17 @@ class EvictionOrder:
         if node.priority and node.priority_ends < inf:
             self._expiries.remove((node.priority_ends, node.serial, node))
 
-    def coldest(self, seconds: float) -> RadixNode | None:
-        """The leaf to evict from next, parked ones aside. O(queues + priorities that ended * log leaves)."""
+    def end_priorities(self, seconds: float) -> None:
+        """Let those fall back that end by now. O(log leaves) for each, O(1) when there are none."""
         while self._expiries and self._expiries[0][0] <= seconds:
             leaf = self._expiries[0][2]
             self.discard(leaf)
             leaf.priority = 0
             self.put(leaf)
+
+    def coldest(self, seconds: float) -> RadixNode | None:
+        """The leaf to evict from next, parked ones aside. O(queues), and as `end_priorities`."""
+        self.end_priorities(seconds)
         heads: list[OrderEntry] = [queue[0] for queue in self._queues if queue]
         if len(heads) > 1:
             lowest = min(heads)[0]

@@ -7,26 +7,24 @@ from collections import Counter
 from prefixcache.block_pool import BlockPool
 from prefixcache.errors import OutOfBlocksError, QuotaExceededError
 from prefixcache.eviction import EvictionOrder
-from prefixcache.quota import SHARES_PER_BLOCK, TenantAccount
+from prefixcache.quota import TenantAccount
 from prefixcache.radix_node import RadixNode
 from prefixcache.radix_tree import RadixTree
 
 
-def require_below_ceiling(
-    pool: BlockPool, tree: RadixTree, account: TenantAccount, num_blocks: int, num_new_shares: int
-) -> None:
-    """Raise QuotaExceededError if so much more is above the tenant's ceiling, even without its idle blocks.
+def require_below_ceiling(pool: BlockPool, tree: RadixTree, account: TenantAccount, num_blocks: int) -> None:
+    """Raise QuotaExceededError if so many more are above the tenant's ceiling, even without its idle blocks.
 
     O(1) below it, else O(its leaves looked at until there are enough), at worst O(nodes).
     """
-    num_over = account.num_blocks_over_ceiling(num_blocks, num_new_shares)
+    num_over = account.num_blocks_over_ceiling(num_blocks)
     if num_over and num_over > (num_own := num_own_idle(pool, tree, account, num_over)):
         assert account.quota.ceiling_blocks is not None
         raise QuotaExceededError(
             tenant=account.tenant,
             num_needed=num_blocks,
             ceiling_blocks=account.quota.ceiling_blocks,
-            num_charged=account.num_charged_blocks + num_new_shares / SHARES_PER_BLOCK,
+            num_held=account.num_blocks,
             num_idle=num_own,
         )
 

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from prefixcache.history import History, Loss, Tombstone
-from prefixcache.namespace import PUBLIC_SCOPE, Namespace
+from prefixcache.namespace import PUBLIC_SCOPE, Namespace, decode_fields
 from prefixcache.radix_tree import Path, RadixTree
 from prefixcache.token_chunks import TOKEN_BYTES, unpack_tokens
 
@@ -47,7 +47,8 @@ class Divergence(NamedTuple):
 class Elsewhere(NamedTuple):
     """Who has how much of a prompt."""
 
-    domain: bytes
+    model: str
+    adapter: str
     tenant: str
     """Empty for public nodes."""
     num_tokens: int
@@ -86,7 +87,7 @@ def explain_miss(
         held_by = max(
             (found for found in _holders(tree, tokens, num_tokens - 1) if found.num_tokens > path.num_tokens),
             key=lambda found: (
-                found.domain == namespace.domain,
+                (found.model, found.adapter) == (namespace.model, namespace.adapter),
                 found.tenant == namespace.tenant,
                 found.num_tokens,
             ),
@@ -97,7 +98,7 @@ def explain_miss(
         elif held_by is None:
             is_below_block = num_tokens - path.num_chunks * tree.block_size < tree.block_size
             cause = MissCause.BELOW_BLOCK if is_below_block else MissCause.NEVER_SEEN
-        elif held_by.domain != namespace.domain:
+        elif (held_by.model, held_by.adapter) != (namespace.model, namespace.adapter):
             cause = MissCause.OTHER_MODEL
         else:
             is_own = held_by.tenant == namespace.tenant
@@ -148,8 +149,9 @@ def _holders(tree: RadixTree, tokens: bytes, num_tokens: int) -> Iterator[Elsewh
     """Every scope of every domain that has a chunk of the first `num_tokens`."""
     limit = num_tokens * TOKEN_BYTES
     for domain, root in tree.roots():
+        model, adapter = decode_fields(domain)
         offset, _, node, num_blocks = tree.follow(PUBLIC_SCOPE, root, 0, tokens, limit)
-        yield Elsewhere(domain, "", offset // TOKEN_BYTES)
+        yield Elsewhere(model, adapter, "", offset // TOKEN_BYTES)
         if num_blocks < len(node.block_ids):  # private nodes hang at the ends of public ones
             offset -= num_blocks * tree.chunk_bytes
             node = node.parent or root
@@ -157,7 +159,7 @@ def _holders(tree: RadixTree, tokens: bytes, num_tokens: int) -> Iterator[Elsewh
             for child in tree.children_with_hash(node, tokens[offset : offset + tree.chunk_bytes]):
                 if not child.is_public:
                     end = tree.follow(child.scope, node, offset, tokens, limit)[0]
-                    yield Elsewhere(domain, child.owner.tenant, end // TOKEN_BYTES)
+                    yield Elsewhere(model, adapter, child.owner.tenant, end // TOKEN_BYTES)
             if node.parent is None:
                 break
             offset -= len(node.edge)

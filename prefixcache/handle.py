@@ -37,6 +37,7 @@ class CacheHandle:
         "num_cached_tokens",
         "num_prompt_tokens",
         "num_public_tokens",
+        "num_used_blocks",
         "tokens",
         "use_cache",
         "visit",
@@ -65,6 +66,8 @@ class CacheHandle:
         """Tokens at the beginning whose rows need not be computed once `copies` are executed."""
         self.num_prompt_tokens = self.num_tokens
         self.num_public_tokens = num_public_tokens
+        self.num_used_blocks = 0
+        """Blocks at the beginning of its path that it has counted as used."""
         self.copies = copies
         """Orders not executed yet, to be executed before any row of the handle is read or written."""
         self.use_cache = use_cache
@@ -98,6 +101,7 @@ class CacheHandle:
             epoch=self.epoch,
         )
         fork.num_prompt_tokens = self.num_prompt_tokens
+        fork.num_used_blocks = self.num_used_blocks
         return fork
 
     @property

@@ -42,6 +42,7 @@ class Tombstone(NamedTuple):
 class History:
     """The latest `capacity` tombstones, each run under the chained key of its first block.
 
+    A run is forgotten when its first block is back, though more of it may still be missing.
     Blocks go from the tail, so the first missing block of a prompt is the first of a lost run:
     one lookup tells what became of it. About 300 bytes a tombstone.
     """

@@ -111,6 +111,8 @@ class LiveHandles:
                 f"{num_public_tokens} tokens are declared public, but the namespace of tenant "
                 f"{namespace.tenant!r} is no publisher's; declare 0, or use a publisher's credential"
             )
+        if not isinstance(priority, int):
+            raise InvalidArgumentError(f"priority is {priority!r}; give an integer")
         if not priority_seconds > 0:
             raise InvalidArgumentError(f"priority_seconds is {priority_seconds}; give more than 0")
         num_tokens = len(tokens) // TOKEN_BYTES
@@ -154,6 +156,7 @@ class LiveHandles:
             visit=visit,
             epoch=self._epoch,
         )
+        handle.num_used_blocks = path.num_chunks
         self._handles.add(handle)
         return handle
 
@@ -254,19 +257,18 @@ class LiveHandles:
 
         Returns the partial block that is retained as well, if any. All or nothing.
         """
-        num_new_shares = self._blocks.num_new_shares(path, account)
         self._blocks.retain_cached(shared_ids)
         if path.partial is not None:
             source_ids = path.partial[:1]
             self._blocks.retain_cached(source_ids)
             try:
-                self._blocks.require_available(num_new, account, num_new_shares)
+                self._blocks.require_available(num_new, account)
             except (OutOfBlocksError, QuotaExceededError):
                 self._blocks.release(source_ids, account)  # it may be the very block that is needed
             else:
                 return path.partial
         try:
-            self._blocks.require_available(num_new, account, num_new_shares)
+            self._blocks.require_available(num_new, account)
         except (OutOfBlocksError, QuotaExceededError):
             self._blocks.release(shared_ids, account)
             raise
@@ -292,13 +294,16 @@ class LiveHandles:
 
     def _insert_behind(self, path: Path, handle: CacheHandle, tokens: bytes) -> None:
         """Put into the tree what `tokens`, all of them written, have behind `path`."""
-        node = self._blocks.touch(path, handle.visit, is_new_use=False)
+        node = self._blocks.touch(
+            path, handle.visit, is_new_use=False, num_used_blocks=handle.num_used_blocks
+        )
+        handle.num_used_blocks = max(handle.num_used_blocks, path.num_chunks)
         if path.num_tokens * TOKEN_BYTES == len(tokens):
             return  # what is behind the last whole chunk begins a block that is there
         num_tokens = len(tokens) // TOKEN_BYTES
         num_chunks, rest = divmod(num_tokens, self._block_size)
         num_public = handle.num_public_chunks
-        if self._sightings is not None:
+        if self._sightings is not None and not handle.namespace.salt:
             num_public = max(num_public, self._sightings.num_visible_chunks(handle.namespace, tokens))
         if not node.is_root and not node.is_public:
             num_public = 0
@@ -321,7 +326,9 @@ class LiveHandles:
         self, tokens: bytes, namespace: Namespace, num_public_tokens: int, account: TenantAccount
     ) -> None:
         """Remember under the key of its first missing block that this prompt was not to be cached."""
-        path = self._walk(tokens, namespace, num_public_tokens, use_cache=True)
+        num_tokens = len(tokens) // TOKEN_BYTES
+        num_public_chunks = num_declared_chunks(num_public_tokens, num_tokens, self._block_size)
+        path = self._tree.walk(tokens, namespace, num_tokens, num_public_chunks)
         start = path.num_chunks * self._chunk_bytes
         chunk = tokens[start : start + self._chunk_bytes]
         if len(chunk) == self._chunk_bytes:

@@ -146,7 +146,7 @@ class PinTable:
             )
         visit = Visit(self._blocks.last_tick, self._ledger.account(namespace.tenant))
         self._blocks.retain_cached(block_ids)
-        self._blocks.touch(path, visit, is_new_use=False)
+        self._blocks.touch(path, visit, is_new_use=False, num_used_blocks=num_blocks)
         self._last_serial += 1
         pin = Pin(
             serial=self._last_serial,

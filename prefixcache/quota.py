@@ -12,6 +12,7 @@ from sortedcontainers import SortedList
 from prefixcache.errors import InvalidArgumentError, UnknownTenantError
 
 if TYPE_CHECKING:
+    from prefixcache.graveyard import Pile
     from prefixcache.radix_node import RadixNode
 
 MAX_PAYERS = 8
@@ -26,9 +27,14 @@ class TenantQuota:
     floor_blocks: int = 0
     """Private cached blocks that are never evicted for other tenants."""
     ceiling_blocks: int | None = None
-    """The most the tenant may be charged for; its own idle blocks make room. None: no bound."""
+    """The most blocks of its own that the tenant may hold; its idle ones make room. None: no bound."""
 
     def __post_init__(self) -> None:
+        if not all(isinstance(blocks, int | None) for blocks in (self.floor_blocks, self.ceiling_blocks)):
+            raise InvalidArgumentError(
+                f"floor_blocks is {self.floor_blocks!r} and ceiling_blocks is {self.ceiling_blocks!r}; "
+                "give whole numbers of blocks"
+            )
         if self.floor_blocks < 0:
             raise InvalidArgumentError(f"floor_blocks is {self.floor_blocks}; give 0 or more")
         if self.ceiling_blocks is not None and self.ceiling_blocks < max(1, self.floor_blocks):
@@ -95,13 +101,11 @@ class TenantAccount:
         """Cached blocks above the floor: as many as others may take."""
         return max(0, self.num_cached_blocks - self.quota.floor_blocks)
 
-    def num_blocks_over_ceiling(self, num_new: int, num_new_shares: int = 0) -> int:
-        """How many blocks it has to give up to be allowed so much more. 0 without a ceiling."""
+    def num_blocks_over_ceiling(self, num_new: int) -> int:
+        """How many blocks it has to give up to be allowed so many more. 0 without a ceiling."""
         if self.quota.ceiling_blocks is None:
             return 0
-        num_whole = self.num_blocks + num_new - self.quota.ceiling_blocks
-        num_shares = num_whole * SHARES_PER_BLOCK + self.num_shares + num_new_shares
-        return max(0, -(-num_shares // SHARES_PER_BLOCK))
+        return max(0, self.num_blocks + num_new - self.quota.ceiling_blocks)
 
     def count_request(
         self, num_prompt_tokens: int, num_hit_tokens: int, *, uses_cache: bool, is_resumed: bool
@@ -243,12 +247,18 @@ class TenantLedger:
         node.payers = (*others[-(MAX_PAYERS - 1) :], account)
         self.charge(node.payers, num_blocks)
 
-    def forget_cached(self) -> None:
-        """All nodes are gone; blocks in none yet stay their owners'. O(tenants)."""
+    def forget_cached(self) -> list[Pile]:
+        """All nodes are gone; blocks in none yet stay their owners'. O(tenants).
+
+        Returns what held their leaves, to be taken apart.
+        """
+        piles: list[Pile] = []
         for account in (self.public, *self.accounts()):
             account.num_cached_blocks = 0
             account.num_shares = 0
+            piles.append(account.leaves)
             account.leaves = SortedList()
+        return piles
 
     def check(self, nodes: Iterable[RadixNode]) -> None:
         """Raise AssertionError if the invariant is broken, given all nodes of the tree. For tests."""
@@ -263,16 +273,3 @@ class TenantLedger:
             assert account.num_cached_blocks == num_cached[account]
             assert account.num_shares == num_shares[account]
         assert sum(num_shares.values()) == self.public.num_cached_blocks * SHARES_PER_BLOCK
-
-
-def num_new_shares(end: RadixNode, num_end_blocks: int, account: TenantAccount) -> int:
-    """What using the path to so many blocks of a node costs an account with a ceiling. O(depth)."""
-    if account.quota.ceiling_blocks is None:
-        return 0
-    num_shares, num_blocks, node = 0, num_end_blocks, end
-    while node.parent is not None:
-        if node.is_public and account not in node.payers:
-            num_shares += num_blocks * (SHARES_PER_BLOCK // min(MAX_PAYERS, len(node.payers) + 1))
-        node = node.parent
-        num_blocks = len(node.block_ids)
-    return num_shares

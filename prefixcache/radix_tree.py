@@ -8,6 +8,7 @@ from typing import NamedTuple
 from prefixcache.block_keys import KEY_BYTES, BlockKey, BlockKeys, unpack_keys
 from prefixcache.block_pool import BlockId
 from prefixcache.events import CachedRun
+from prefixcache.graveyard import Pile
 from prefixcache.namespace import PUBLIC_SCOPE, Namespace
 from prefixcache.quota import TenantAccount
 from prefixcache.radix_node import ChildKey, RadixNode
@@ -306,11 +307,13 @@ class RadixTree:
             parent_key = self._block_keys.enter(parent_key, scope)
         return self._block_keys.chain(parent_key, chunk)[0]
 
-    def clear(self) -> None:
-        """Drop all nodes at once. O(1); the garbage collector takes them later."""
+    def clear(self) -> list[Pile]:
+        """Drop all nodes, and return what held them, to be taken apart. O(1)."""
+        piles: list[Pile] = [self._siblings.nodes, self._node_of_last_block, self._roots]
         self._roots = {}
         self._siblings = SiblingIndex(self._chunk_bytes)
         self._node_of_last_block = {}
+        return piles
 
     def check(self) -> None:
         """Raise AssertionError if an invariant is broken. For tests."""

@@ -36,6 +36,11 @@ class SiblingIndex:
     def __len__(self) -> int:
         return len(self._nodes)
 
+    @property
+    def nodes(self) -> SortedDict:
+        """All nodes by their keys; only to be taken apart."""
+        return self._nodes
+
     def add(self, node: RadixNode) -> None:
         """O(log nodes)."""
         self._nodes[self._key_of(node)] = node

@@ -13,8 +13,9 @@ class TenantSightings:
     """Counts, for the first chunks of prompts, how many tenants have computed them.
 
     What enough tenants have computed without seeing each other's is no secret of one of them, so
-    it may become public (the idea of SafeKV). Remembers the latest `capacity` blocks, and
-    of each no more tenants than are needed: about 300 bytes a block.
+    it may become public (the idea of SafeKV). A salt says that a prompt is to be shared with
+    nobody: such prompts are not to be given to this. Remembers the latest `capacity` blocks, and
+    of each no more tenants than are needed: about 200 bytes a block.
     """
 
     __slots__ = ("_block_keys", "_capacity", "_min_tenants", "_tenants")
@@ -38,7 +39,7 @@ class TenantSightings:
             if namespace.tenant not in tenants and len(tenants) < self._min_tenants:
                 tenants = (*tenants, namespace.tenant)
             self._tenants[key] = tenants
-            if len(self._tenants) > self._capacity:
-                self._tenants.popitem(last=False)
+        while len(self._tenants) > self._capacity:
+            self._tenants.popitem(last=False)
         is_visible = [len(self._tenants.get(key, ())) >= self._min_tenants for key in keys]
         return is_visible.index(False) if False in is_visible else len(keys)

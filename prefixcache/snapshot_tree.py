@@ -89,14 +89,18 @@ def restore_blocks(
     untaken = iter(block_ids)
     for run in runs:
         saved = snapshot.index.nodes[run.position]
-        parent = tree.root_of(saved.domain) if saved.parent is None else nodes[saved.parent]
+        parent = tree.root_of(saved.domain) if saved.parent is None else nodes.get(saved.parent)
         taken = list(islice(untaken, run.num_blocks))
+        edge = saved.edge[: run.num_blocks * tree.chunk_bytes]
+        if parent is None or tree.is_taken(parent, saved.scope, edge):
+            pool.release(taken)  # another chunk with the same hash has its place, or that of one above
+            continue
         node = _restore_node(saved, parent, taken, tree, ledger, serial=first_serial + saved.age_rank)
         blocks.take_in_restored(node)
         nodes[run.position] = node
     for node in nodes.values():
         blocks.release(node.block_ids, node.owner)
-    return len(block_ids)
+    return sum(len(node.block_ids) for node in nodes.values())
 
 
 class _Run(NamedTuple):

@@ -31,7 +31,8 @@ class Optimum:
     After each request it keeps any `num_blocks` of the blocks it had and those of the request, and
     is allowed to know which will be asked for when. A block is never asked for later than those
     behind it, so what is kept are always prefixes, and the result is the best that a prefix cache
-    can do; quotas are not considered. Requests that need more than `num_blocks` are refused.
+    can do; quotas are not considered. Requests that need more than `num_blocks` are refused, but
+    what they declare public counts as public.
 
     Whole blocks only: a real cache on a trace of tokens also copies parts of blocks, up to
     `block_size - 1` tokens a request.

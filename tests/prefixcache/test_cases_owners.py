@@ -187,7 +187,8 @@ def test_b41_keys_do_not_depend_on_how_a_prompt_was_computed() -> None:
 
 
 def test_b94_the_secret_of_the_deployment_changes_all_keys_and_no_hit() -> None:
-    caches = [PrefixCache(num_blocks=20, secret=secret) for secret in (b"", b"one", b"other", b"one" * 100)]
+    secrets = (b"", b"one", b"other", b"one" * 100)
+    caches = [PrefixCache(num_blocks=20, key_secret=secret) for secret in secrets]
     for cache in caches:
         run(cache, stream("a", 48))
         assert num_matched(cache, stream("a", 48) + X) == 48
@@ -199,7 +200,7 @@ def test_b94_the_secret_of_the_deployment_changes_all_keys_and_no_hit() -> None:
 def test_b94_whoever_knows_tokens_and_namespace_but_not_the_secret_finds_no_key() -> None:
     """The scope alone is not enough either: the path starts at a keyed hash."""
     secret_scope = Namespace("model", "tenant", secret=b"deployment")
-    cache, guess = PrefixCache(num_blocks=20, secret=b"deployment"), PrefixCache(num_blocks=20)
+    cache, guess = PrefixCache(num_blocks=20, key_secret=b"deployment"), PrefixCache(num_blocks=20)
     for each in (cache, guess):
         run(each, stream("a", 48), secret_scope)
         run(each, stream("s", 32), NAMESPACE, num_public_tokens=32)

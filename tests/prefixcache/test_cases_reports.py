@@ -322,10 +322,10 @@ def test_b86_what_was_restored_hits(tmp_path: Path) -> None:
 
 def test_b94_a_restart_with_the_same_secret_hits(tmp_path: Path) -> None:
     owner = Namespace("model", "tenant", secret=b"deployment")
-    cache = PrefixCache(num_blocks=40, secret=b"deployment")
+    cache = PrefixCache(num_blocks=40, key_secret=b"deployment")
     run(cache, stream("a", 48), owner)
     cache.save(tmp_path / "snapshot")
-    restarted = PrefixCache(num_blocks=40, secret=b"deployment")
+    restarted = PrefixCache(num_blocks=40, key_secret=b"deployment")
     restarted.restore(tmp_path / "snapshot")
     assert num_matched(restarted, stream("a", 48) + X, owner) == 48
     assert num_matched(restarted, stream("a", 48) + X, Namespace("model", "tenant", secret=b"other")) == 0

@@ -12,14 +12,15 @@ from support.token_streams import stream
 
 from prefixcache import (
     Divergence,
+    Elsewhere,
     Explanation,
+    InvalidArgumentError,
     Loss,
     MissCause,
     Namespace,
     PrefixCache,
     Tombstone,
 )
-from prefixcache.explain import Elsewhere
 
 OTHER_TENANT = Namespace("model", "other", is_publisher=True)
 OTHER_SALT = Namespace("model", "tenant", salt="pepper")
@@ -73,7 +74,8 @@ def test_nothing_is_missing_when_all_but_the_last_token_is_cached() -> None:
         held_by=None,
     )
     assert cause_of(Cache(), A[:1]) is MissCause.NONE
-    assert cause_of(Cache(), []) is MissCause.NONE
+    with pytest.raises(InvalidArgumentError, match="the prompt is empty"):
+        Cache().explain([], NAMESPACE)
 
 
 def test_never_seen() -> None:
@@ -217,7 +219,7 @@ def test_held_by_another_owner(owner: Namespace, cause: MissCause) -> None:
     run(cache, A, owner)
     explanation = explained(cache, A + Z)
     assert (explanation.num_cached_tokens, explanation.cause) == (0, cause)
-    assert explanation.held_by == Elsewhere(owner.domain, owner.tenant, 64)
+    assert explanation.held_by == Elsewhere(owner.model, owner.adapter, owner.tenant, 64)
     assert explanation.lost is None
     assert explanation.divergence == (0, A[0], None)
 
@@ -228,7 +230,7 @@ def test_of_several_holders_the_nearest_is_told() -> None:
     for owner, num_tokens in ((OTHER_MODEL, 64), (OTHER_TENANT, 48), (OTHER_SALT, 16), (OTHER_SALT, 32)):
         run(cache, A[:num_tokens], owner)
         explanation = explained(cache, A)
-        assert explanation.held_by == Elsewhere(owner.domain, owner.tenant, min(num_tokens, 48))
+        assert explanation.held_by == Elsewhere(owner.model, owner.adapter, owner.tenant, min(num_tokens, 48))
         causes.append(explanation.cause)
     assert causes == [
         MissCause.OTHER_MODEL,
@@ -253,7 +255,7 @@ def test_another_tenants_continuation_of_a_public_prefix_is_told() -> None:
     run(cache, stream("s", 32) + A, OTHER_TENANT, num_public_tokens=32)
     explanation = explained(cache, stream("s", 32) + A)
     assert (explanation.num_cached_tokens, explanation.cause) == (32, MissCause.OTHER_TENANT)
-    assert explanation.held_by == Elsewhere(OTHER_TENANT.domain, "other", 80)
+    assert explanation.held_by == Elsewhere("model", "", "other", 80)
     assert explanation.divergence == (32, A[0], None)
 
 
@@ -262,7 +264,7 @@ def test_ones_own_private_copy_of_what_is_declared_public_is_another_scope() -> 
     run(cache, A)
     explanation = explained(cache, A + Z, num_public_tokens=64)
     assert (explanation.num_cached_tokens, explanation.cause) == (0, MissCause.OTHER_SCOPE)
-    assert explanation.held_by == Elsewhere(NAMESPACE.domain, "tenant", 64)
+    assert explanation.held_by == Elsewhere("model", "", "tenant", 64)
 
 
 def test_computed_by_a_request_without_the_cache() -> None:

@@ -245,6 +245,8 @@ def test_a_priority_counts_before_the_queue(policy: str) -> None:
         ((0, inf), (5, 100.0), 70.0, True),
         ((0, inf), (5, 10.0), 90.0, False),
         ((5, 60.0), (0, inf), 70.0, False),
+        ((5, 100.0), (3, inf), 99.0, True),
+        ((5, 100.0), (3, inf), 100.0, False),  # a lower one that comes meanwhile is not remembered
     ],
 )
 def test_what_two_requests_have_promised(

@@ -21,6 +21,7 @@ from prefixcache import (
 )
 
 X = [9]
+ROWS = {"model": "m", "layout": "head first", "dtype": "float32"}
 OTHER = Namespace("model", "other", is_publisher=True)
 OTHER_MODEL = Namespace("other model", "tenant", is_publisher=True)
 
@@ -90,10 +91,10 @@ def test_b86_rows_come_back_with_their_blocks(tmp_path: Path) -> None:
     for node in cache.dump():
         for i, block_id in enumerate(node.block_ids):
             rows.values[block_id] = hash(node.token_ids[i * 16 : (i + 1) * 16]) % 2**40
-    cache.save(tmp_path / "file", write_row=rows.write_row)
+    cache.save(tmp_path / "file", write_row=rows.write_row, **ROWS)
     restored, new_rows = PrefixCache(num_blocks=30), Rows(30)
     start(restored, stream("z", 33))  # so that the ids are others
-    assert restored.restore(tmp_path / "file", read_row=new_rows.read_row) == cache.stats().num_idle
+    assert restored.restore(tmp_path / "file", read_row=new_rows.read_row, **ROWS) == cache.stats().num_idle
     restored.check()
     for node in restored.dump():
         for i, block_id in enumerate(node.block_ids):
@@ -138,33 +139,51 @@ def test_another_block_size_or_secret_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SnapshotMismatchError, match="block_size"):
         PrefixCache(num_blocks=40, block_size=8).restore(tmp_path / "file")
     with pytest.raises(SnapshotMismatchError, match="secret_id"):
-        PrefixCache(num_blocks=40, secret=b"other").restore(tmp_path / "file")
+        PrefixCache(num_blocks=40, key_secret=b"other").restore(tmp_path / "file")
 
 
 def test_b21_a_damaged_row_changes_nothing(tmp_path: Path) -> None:
     cache, rows = filled(), Rows(40)
     rows.values = [0x5A5A5A5A5A + i for i in range(40)]
-    cache.save(tmp_path / "file", write_row=rows.write_row)
+    cache.save(tmp_path / "file", write_row=rows.write_row, **ROWS)
     damaged = bytearray((tmp_path / "file").read_bytes())
     last_row = damaged.rindex(b"\x5a\x5a\x5a")
     damaged[last_row] ^= 1
     (tmp_path / "file").write_bytes(damaged)
     restored = PrefixCache(num_blocks=40)
     with pytest.raises(SnapshotDamagedError, match="row"):
-        restored.restore(tmp_path / "file", read_row=Rows(40).read_row)
+        restored.restore(tmp_path / "file", read_row=Rows(40).read_row, **ROWS)
     assert restored.stats().num_free == 40
     restored.check()
 
 
 def test_rows_and_their_reader_belong_together(tmp_path: Path) -> None:
     filled().save(tmp_path / "without")
-    filled().save(tmp_path / "with", write_row=Rows(40).write_row)
+    filled().save(tmp_path / "with", write_row=Rows(40).write_row, **ROWS)
     cache = PrefixCache(num_blocks=40)
     with pytest.raises(InvalidArgumentError, match="without rows"):
         cache.restore(tmp_path / "without", read_row=Rows(40).read_row)
     with pytest.raises(InvalidArgumentError, match="with rows"):
-        cache.restore(tmp_path / "with")
+        cache.restore(tmp_path / "with", **ROWS)
     assert cache.stats().num_free == 40
+
+
+def test_rows_are_not_saved_without_saying_what_they_are(tmp_path: Path) -> None:
+    for field in ROWS:
+        with pytest.raises(InvalidArgumentError, match=f"{field} is ''|{field} ''"):
+            filled().save(tmp_path / "file", write_row=Rows(40).write_row, **{**ROWS, field: ""})
+    assert not (tmp_path / "file").exists()
+
+
+def test_chunks_whose_place_is_taken_are_left_out(tmp_path: Path) -> None:
+    cache = filled()
+    run(cache, stream("d", 64))
+    run(cache, stream("e", 64) + stream("d", 16))
+    cache.save(tmp_path / "file")
+    restored = PrefixCache(num_blocks=40, chunk_hash=lambda chunk: 0)
+    num_blocks = restored.restore(tmp_path / "file")
+    restored.check()
+    assert num_blocks == restored.stats().num_idle == cache.stats().num_idle - 4
 
 
 def test_a_cache_that_is_not_empty_is_not_restored_into(tmp_path: Path) -> None:

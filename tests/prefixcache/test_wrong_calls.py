@@ -180,11 +180,11 @@ def test_a_prompt_that_is_empty_or_for_which_there_is_no_room(scene: Scene) -> N
 
 
 def test_more_than_a_tenant_may_hold(scene: Scene) -> None:
-    message = "tenant 'bounded' needs 5 blocks, but is charged for 2 of at most 4, of which 2 can be evicted"
+    message = "tenant 'bounded' needs 5 blocks, but holds 2 of at most 4, of which 2 can be evicted"
     with refused(scene.cache, QuotaExceededError, message):
         scene.cache.acquire(stream("d", 80), BOUNDED)
     handle = start(scene.cache, stream("d", 64), BOUNDED)
-    message = "needs 1 blocks, but is charged for 4 of at most 4, of which 0 can be evicted"
+    message = "needs 1 blocks, but holds 4 of at most 4, of which 0 can be evicted"
     with refused(scene.cache, QuotaExceededError, message):
         scene.cache.extend(handle, X)
 

@@ -62,6 +62,7 @@ def check_everything(cache: PrefixCache, model: CacheModel, store: SimulatedStor
     assert len(cache._handles) == len(model.sequences)
     index.check()
     assert dict(index.parent_of) == cache.block_keys()
+    assert EventIndex.from_state(cache.event_state()).parent_of == index.parent_of
     whole = [prefix for prefix in model.oracle.block_of if len(prefix.tokens) % cache.block_size == 0]
     assert len(index.parent_of) == len(whole)
     for prefix, block_id in model.oracle.block_of.items():

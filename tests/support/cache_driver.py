@@ -14,6 +14,7 @@ from support.cache_settings import CacheSettings
 from support.cache_state import observed
 from support.chooser import Chooser
 from support.compared_cache import ComparedCache
+from support.saved_caches import restart, restore, save
 
 from prefixcache import (
     CacheHandle,
@@ -48,7 +49,6 @@ OPERATION_WEIGHTS = {
     "execute": 2,
     "fork": 2,
     "pin": 2,
-    "let_pass": 2,
     "set_quota": 2,
     "renew_pin": 1,
     "end_pin": 1,
@@ -73,7 +73,9 @@ class CacheDriver:
         self._stranger = PrefixCache(num_blocks=1, block_size=size).acquire([1], NAMESPACES[0])
 
     def perform(self, operation: str, choose: Chooser) -> None:
-        """One operation of `OPERATION_WEIGHTS`."""
+        """One operation of `OPERATION_WEIGHTS`, perhaps after some time."""
+        if choose.one_in(4):
+            self.compared.let_pass(choose.integer(0, 6))
         getattr(self, operation)(choose)
         self.compared.check_counts()
 
@@ -171,9 +173,6 @@ class CacheDriver:
         if pins := list(self.compared.model.deadline_of):
             self.compared.end_pin(choose.one_of(pins))
 
-    def let_pass(self, choose: Chooser) -> None:
-        self.compared.let_pass(choose.integer(0, 8))
-
     def set_quota(self, choose: Chooser) -> None:
         num_blocks = self.compared.settings.num_blocks
         floor_blocks = choose.one_of([0, choose.integer(0, num_blocks // 2)])
@@ -186,15 +185,15 @@ class CacheDriver:
         if choose.one_in(3):
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder, "snapshot")
-                saved = self.compared.save(path) if choose.one_in(3) else None
+                saved = save(self.compared, path) if choose.one_in(3) else None
                 self.compared.reset()
                 if saved is not None:
-                    self.compared.restore(path, saved)
+                    restore(self.compared, path, saved)
 
     def restart(self, choose: Chooser) -> None:
         if choose.one_in(6):
             with tempfile.TemporaryDirectory() as folder:
-                self.compared.restart(Path(folder))
+                restart(self.compared, Path(folder))
 
     def misuse(self, choose: Chooser) -> None:
         """Every wrong call is refused with a typed error, and changes nothing."""

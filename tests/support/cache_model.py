@@ -8,7 +8,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from math import lcm
 
-from support.prefix_oracle import MAX_PAYERS, PUBLIC, Prefix, PrefixOracle, payers_after
+from support.prefix_oracle import MAX_PAYERS, PUBLIC, Prefix, PrefixOracle
 
 from prefixcache import (
     BlockId,
@@ -187,28 +187,22 @@ class CacheModel:
         }
         return self.num_cached(tenant) + len(held - self.cached_ids() - self.stale_ids)
 
-    def num_shares(self, tenant: str, path: Collection[Prefix] = ()) -> int:
-        """Its parts of public blocks, in `PARTS`ths, when it has used `path`."""
-        num_shares = 0
-        for prefix, payers in self.oracle.payers_of.items():
-            if prefix in path:
-                payers = payers_after(payers, tenant)
-            if tenant in payers:
-                num_shares += PARTS // len(payers)
-        return num_shares
+    def num_shares(self, tenant: str) -> int:
+        """Its parts of public blocks, in `PARTS`ths."""
+        payers_of = self.oracle.payers_of.values()
+        return sum(PARTS // len(payers) for payers in payers_of if tenant in payers)
 
-    def num_over_ceiling(self, tenant: str, num_new: int, path: Collection[Prefix] = ()) -> int:
-        """Blocks that it has to give up for `num_new` more, and for using `path`."""
+    def num_over_ceiling(self, tenant: str, num_new: int) -> int:
+        """Blocks that it has to give up for `num_new` more."""
         quota = self.quotas.get(tenant)
         if quota is None or quota.ceiling_blocks is None:
             return 0
-        parts = (self.num_own(tenant) + num_new - quota.ceiling_blocks) * PARTS
-        return max(0, -(-(parts + self.num_shares(tenant, path)) // PARTS))
+        return max(0, self.num_own(tenant) + num_new - quota.ceiling_blocks)
 
-    def num_to_evict(self, tenant: str, num_new: int, path: Collection[Prefix] = ()) -> int:
+    def num_to_evict(self, tenant: str, num_new: int) -> int:
         """Blocks that go when it allocates `num_new`."""
         num_missing = num_new - len(self.free_ids())
-        return max(0, num_missing, self.num_over_ceiling(tenant, num_new, path))
+        return max(0, num_missing, self.num_over_ceiling(tenant, num_new))
 
     def idle(self, retained: Collection[BlockId] = ()) -> list[Prefix]:
         """What is cached and not used by anybody."""
@@ -242,19 +236,18 @@ class CacheModel:
         tenant: str,
         num_new: int,
         retained: Collection[BlockId] = (),
-        path: Collection[Prefix] = (),
     ) -> PrefixCacheError | None:
-        """Why a tenant that uses `path` and has `retained` already cannot have `num_new` blocks."""
+        """Why a tenant that has `retained` already cannot have `num_new` blocks."""
         idle = self.idle(retained)
         num_own_idle = sum(self.oracle.owner_of(prefix) == tenant for prefix in idle)
-        if self.num_over_ceiling(tenant, num_new, path) > num_own_idle:
+        if self.num_over_ceiling(tenant, num_new) > num_own_idle:
             ceiling_blocks = self.quotas[tenant].ceiling_blocks
             assert ceiling_blocks is not None
             return QuotaExceededError(
                 tenant=tenant,
                 num_needed=num_new,
                 ceiling_blocks=ceiling_blocks,
-                num_charged=self.num_own(tenant) + self.num_shares(tenant, path) / PARTS,
+                num_held=self.num_own(tenant),
                 num_idle=num_own_idle,
             )
         num_free, num_evictable = len(self.free_ids()), self.num_evictable(tenant, idle)

@@ -144,11 +144,8 @@ class NaiveCache:
         priority_ends = inf if priority_seconds == inf else self.now + priority_seconds
         promise = (priority, priority_ends)
         hit = self._cached_prefixes(prompt[:-1])
-        for run in self._touch(hit):
-            run.num_uses += 1
-            if run.priority_ends <= self.now or promise >= (run.priority, run.priority_ends):
-                run.priority, run.priority_ends = promise
-            self.policy.used(run, self)
+        self.num_used = 0
+        self._use(hit, promise)
         self.evict(len(self.blocks()) + len(prompt) - len(hit) - self.num_blocks, kept=hit)
         self._publish(prompt[:num_published_first], promise, is_output=False)
         self._publish(prompt, promise, is_output=False)
@@ -195,10 +192,19 @@ class NaiveCache:
                 touched.append(run)
         return touched
 
+    def _use(self, path: list[Prefix], promise: tuple[int, float]) -> None:
+        """The request uses the path: for the first time what is behind `num_used` and not its own."""
+        for run in self._touch(path):
+            if len(run.blocks[0]) > self.num_used and run.created != self.tick:
+                run.num_uses += 1
+                if run.priority_ends <= self.now or promise >= (run.priority, run.priority_ends):
+                    run.priority, run.priority_ends = promise
+            self.policy.used(run, self)
+        self.num_used = max(self.num_used, len(path))
+
     def _publish(self, tokens: Sequence[int], promise: tuple[int, float], *, is_output: bool) -> None:
         path = self._cached_prefixes(tokens)
-        for run in self._touch(path):
-            self.policy.used(run, self)
+        self._use(path, promise)
         new = [tuple(tokens[:end]) for end in range(len(path) + 1, len(tokens) + 1)]
         if new:
             ghost = self._ghost(new[0])

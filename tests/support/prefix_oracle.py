@@ -213,8 +213,8 @@ class PrefixOracle:
 
     def _num_visible_blocks(self, tokens: Sequence[int], namespace: Namespace) -> int:
         """Note that the tenant has computed `tokens`. Returns how many chunks enough tenants have."""
-        if self._public_after_tenants is None:
-            return 0
+        if self._public_after_tenants is None or namespace.salt:
+            return 0  # what is salted is not to be shared
         num_chunks = len(tokens) // self.block_size
         keys = [
             (namespace.domain, tuple(tokens[: (index + 1) * self.block_size])) for index in range(num_chunks)
