@@ -137,15 +137,16 @@ class BlockPool:
         for block_id in block_ids:
             count = counts[block_id] - 1
             counts[block_id] = count
-            if count == 1:
-                cached_epoch = cached_in[block_id]
-                if cached_epoch == epoch:
-                    num_idled += 1
-                elif cached_epoch:
-                    num_stale += 1
-                    freed.append(block_id)
-            elif count < 1:
-                (overdrawn if count < 0 or cached_in[block_id] else freed).append(block_id)
+            if count > 1:
+                continue
+            cached_epoch = cached_in[block_id]
+            if cached_epoch == epoch and count == 1:
+                num_idled += 1
+            elif count < (cached_epoch != 0):
+                overdrawn.append(block_id)
+            elif count == (cached_epoch != 0):
+                num_stale += count
+                freed.append(block_id)
         if overdrawn:
             for block_id in block_ids:
                 counts[block_id] += 1
@@ -172,13 +173,13 @@ class BlockPool:
 
     def remove_cached(self, block_ids: Sequence[BlockId]) -> None:
         """The blocks leave the tree: idle ones become free, live ones stale. O(blocks)."""
-        freed = []
+        counts, cached_in, epoch, freed = self._ref_counts, self._cached_in_epoch, self._epoch, []
         for block_id in block_ids:
-            assert self.is_cached(block_id), f"block {block_id} is not in the tree"
-            if self._ref_counts[block_id] == 1:
+            assert cached_in[block_id] == epoch, f"block {block_id} is not in the tree"
+            if counts[block_id] == 1:
                 freed.append(block_id)
             else:
-                self._cached_in_epoch[block_id] = _LEFT_TREE
+                cached_in[block_id] = _LEFT_TREE
         self._num_idle -= len(freed)
         self._put_back(freed)
 

@@ -106,7 +106,10 @@ class CachedBlocks:
 
         O(1); with floors or at a ceiling O(leaves looked at until there are enough), at worst O(nodes).
         """
-        require_below_ceiling(self._pool, self._tree, account, num_blocks)
+        if account.quota.ceiling_blocks is not None:
+            require_below_ceiling(self._pool, self._tree, account, num_blocks)
+        if num_blocks <= self._pool.num_free:
+            return
         has_floors = self._ledger.has_floors(besides=account)
         require_room(self._pool, self._tree, self._order, account, num_blocks, has_floors=has_floors)
 
@@ -324,15 +327,10 @@ class CachedBlocks:
         num_blocks = num_idle_at_end(self._pool, leaf, limit)
         assert num_blocks
         seconds = self._clock()
+        loss = Loss.EXPIRED if leaf.priority_ends <= seconds else Loss.EVICTED
+        lost_for = "" if account is None else account.tenant
         tombstone = Tombstone(
-            loss=Loss.EXPIRED if leaf.priority_ends <= seconds else Loss.EVICTED,
-            tick=self._last_tick,
-            seconds=seconds,
-            policy=self._policy.name,
-            lost_for="" if account is None else account.tenant,
-            num_blocks=num_blocks,
-            queue=leaf.queue,
-            turn=leaf.turn,
+            loss, self._last_tick, seconds, self._policy.name, lost_for, num_blocks, leaf.queue, leaf.turn
         )
         self._journal.goes(leaf, num_blocks, tombstone)
         self._num_evicted += num_blocks
@@ -344,7 +342,8 @@ class CachedBlocks:
         """Take the last blocks of a leaf out of the tree."""
         self._order.discard(leaf)
         leaf.owner.num_cached_blocks -= num_blocks
-        self._ledger.charge(leaf.payers, -num_blocks)
+        if leaf.payers:
+            self._ledger.charge(leaf.payers, -num_blocks)
         dropped_ids = leaf.block_ids[-num_blocks:]
         survivor = leaf if num_blocks < len(leaf.block_ids) else leaf.parent
         self._tree.shrink(leaf, num_blocks)
@@ -354,8 +353,9 @@ class CachedBlocks:
 
     def _reconsider_deepest(self, block_ids: Sequence[BlockId]) -> None:
         """After a change of counts along a path: only its deepest block can be the end of a leaf."""
+        is_cached = self._pool.is_cached
         for block_id in reversed(block_ids):
-            if self._pool.is_cached(block_id):
+            if is_cached(block_id):
                 self._reconsider(block_id)
                 break
 

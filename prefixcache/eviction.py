@@ -27,11 +27,13 @@ class EvictionOrder:
     of a tenant with a quota in its account as well.
     """
 
-    __slots__ = ("_expiries", "_policy", "_queues", "_waiting")
+    __slots__ = ("_expiries", "_heads", "_policy", "_queues", "_waiting")
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy
         self._queues = [SortedList() for _ in range(policy.num_queues)]
+        self._heads: list[OrderEntry | None] = [None] * policy.num_queues
+        """The first of each queue, at hand."""
         self._expiries = SortedList()  # (end of the priority, serial, node)
         self._waiting: dict[TenantAccount, SortedList] = {}
         """Parked entries."""
@@ -52,7 +54,7 @@ class EvictionOrder:
             return
         entry = (leaf.priority, leaf.rank, not leaf.is_output, leaf.serial, leaf)
         leaf.order_entry = entry
-        self._queues[leaf.queue].add(entry)
+        self._add(entry)
         if leaf.owner.has_quota:
             leaf.owner.leaves.add(entry)
         if leaf.priority and leaf.priority_ends < inf:
@@ -68,7 +70,7 @@ class EvictionOrder:
         if waiting is not None and entry in waiting:
             waiting.remove(entry)
         else:
-            self._queues[node.queue].remove(entry)
+            self._remove(entry)
         if node.owner.has_quota:
             node.owner.leaves.remove(entry)
         if node.priority and node.priority_ends < inf:
@@ -85,7 +87,7 @@ class EvictionOrder:
     def coldest(self, seconds: float) -> RadixNode | None:
         """The leaf to evict from next, parked ones aside. O(queues), and as `end_priorities`."""
         self.end_priorities(seconds)
-        heads: list[OrderEntry] = [queue[0] for queue in self._queues if queue]
+        heads = [head for head in self._heads if head is not None]
         if len(heads) > 1:
             lowest = min(heads)[0]
             heads = [head for head in heads if head[0] == lowest]
@@ -95,7 +97,8 @@ class EvictionOrder:
 
     def park(self, leaf: RadixNode) -> None:
         """Pass it over until its tenant has more than its floor. O(log leaves)."""
-        self._queues[leaf.queue].remove(leaf.order_entry)
+        assert leaf.order_entry is not None
+        self._remove(leaf.order_entry)
         self._waiting.setdefault(leaf.owner, SortedList()).add(leaf.order_entry)
 
     def unpark(self, account: TenantAccount, num_leaves: int) -> None:
@@ -103,7 +106,7 @@ class EvictionOrder:
         waiting = self._waiting.get(account)
         while waiting and num_leaves:
             entry = waiting.pop(0)
-            self._queues[entry[-1].queue].add(entry)
+            self._add(entry)
             num_leaves -= 1
 
     def quota_changed(self, account: TenantAccount) -> None:
@@ -122,3 +125,20 @@ class EvictionOrder:
         for account in {leaf.owner for leaf in leaves}:
             own = [entry for entry in entries if entry[4].owner is account and account.has_quota]
             assert list(account.leaves) == sorted(own)
+        assert self._heads == [queue[0] if queue else None for queue in self._queues]
+
+    def _add(self, entry: OrderEntry) -> None:
+        number = entry[4].queue
+        self._queues[number].add(entry)
+        head = self._heads[number]
+        if head is None or entry < head:
+            self._heads[number] = entry
+
+    def _remove(self, entry: OrderEntry) -> None:
+        number = entry[4].queue
+        queue = self._queues[number]
+        if entry is self._heads[number]:
+            del queue[0]
+            self._heads[number] = queue[0] if queue else None
+        else:
+            queue.remove(entry)

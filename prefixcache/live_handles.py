@@ -124,14 +124,9 @@ class LiveHandles:
         source = self._retain_match(path, shared_ids, num_new, account)
         self._ledger.open(account)
         turn = self._blocks.turn_of(path, tokens, namespace)
-        visit = Visit(
-            tick=self._blocks.next_tick(),
-            account=account,
-            turn=turn.of_request,
-            path_turn=turn.of_path,
-            priority=priority,
-            priority_ends=inf if priority_seconds == inf else self._clock() + priority_seconds,
-        )
+        priority_ends = inf if priority_seconds == inf else self._clock() + priority_seconds
+        tick = self._blocks.next_tick()
+        visit = Visit(tick, account, turn.of_request, turn.of_path, priority, priority_ends)
         end = self._blocks.touch(path, visit, is_new_use=True)
         self._pins.hit(end, path.partial)
         new_ids = self._blocks.allocate(num_new, account)
@@ -229,7 +224,8 @@ class LiveHandles:
         self._handles.remove(handle)
         account = handle.visit.account
         self._blocks.release(handle.block_table, account)
-        self._blocks.release([copy.source for copy in handle.copies], account)
+        if handle.copies:
+            self._blocks.release([copy.source for copy in handle.copies], account)
         handle.block_table = []
         handle.copies = []
         handle.is_released = True

@@ -200,7 +200,7 @@ class PinTable:
 
     def end_due(self) -> None:
         """End the pins whose time is over. O(1) when there are none."""
-        if self._deadlines and self._deadlines[0][0] < inf:
+        if self._of_last_block and self._deadlines[0][0] < inf:
             now = self._clock()
             for pin in [pin for *_, pin in self._deadlines.irange(maximum=(now, inf))]:
                 self._blocks.note_expiry(pin.block_ids[-1], pin.expires_at)

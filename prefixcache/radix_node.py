@@ -99,7 +99,9 @@ class RadixNode:
         self.block_ids: list[BlockId] = block_ids
         self.children: dict[ChildKey, RadixNode] = {}
         self.packed_keys = b""
-        """Block keys of its first blocks, as many as were asked for so far; see `RadixTree.keys_of`."""
+        """Block keys of its first blocks, as many as were asked for so far; see `RadixTree.keys_of`.
+
+        A root, which has no blocks, keeps the key that all paths start from."""
         self.owner = owner
         """The tenant's account, or the public one."""
         self.payers: tuple[TenantAccount, ...] = ()

@@ -146,7 +146,8 @@ class RadixTree:
         first_exit = num_public_chunks * self._chunk_bytes
         domain = namespace.domain
         root = self.root_of(domain)
-        public = self.follow(PUBLIC_SCOPE, root, 0, tokens, limit)
+        first_hash = self._chunk_hash(tokens[: self._chunk_bytes])
+        public = self.follow(PUBLIC_SCOPE, root, 0, tokens, limit, first_hash)
         exit_offset, _, exit_node, num_exit_blocks = public
         if num_exit_blocks < len(exit_node.block_ids):
             assert exit_node.parent is not None
@@ -154,7 +155,8 @@ class RadixTree:
             exit_offset -= num_exit_blocks * self._chunk_bytes
         longest, max_offset = [public], public[0]
         while exit_offset >= first_exit:
-            private = self.follow(namespace.scope, exit_node, exit_offset, tokens, limit)
+            exit_hash = None if exit_offset else first_hash
+            private = self.follow(namespace.scope, exit_node, exit_offset, tokens, limit, exit_hash)
             if private[0] > max_offset:
                 longest, max_offset = [private], private[0]
             elif private[0] == max_offset:
@@ -274,16 +276,17 @@ class RadixTree:
 
         Kept once computed: O(1) the second time, at first O(tokens of the path above not asked for yet).
         """
-        path = []
-        above: RadixNode | None = node
+        if len(node.packed_keys) == self._num_chunks(node) * KEY_BYTES:
+            return node.packed_keys
+        path = [node]
+        above = node.parent
         while above is not None and len(above.packed_keys) < self._num_chunks(above) * KEY_BYTES:
             path.append(above)
             above = above.parent
         for member in reversed(path):
             done = member.packed_keys
-            num_done = len(done) // KEY_BYTES
             parent_key = BlockKey(done[-KEY_BYTES:]) if done else self.key_above(member)
-            missing = member.edge[num_done * self._chunk_bytes :]
+            missing = member.edge[len(done) // KEY_BYTES * self._chunk_bytes :] if done else member.edge
             member.packed_keys = done + b"".join(self._block_keys.chain(parent_key, missing))
         return node.packed_keys
 
@@ -292,7 +295,9 @@ class RadixTree:
         parent = node.parent
         assert parent is not None
         if parent.is_root:
-            return self._block_keys.enter(self._block_keys.root(parent.scope), node.scope)
+            if not parent.packed_keys:
+                parent.packed_keys = self._block_keys.root(parent.scope)
+            return self._block_keys.enter(BlockKey(parent.packed_keys), node.scope)
         last_key = BlockKey(self.keys_of(parent)[-KEY_BYTES:])
         return last_key if parent.scope == node.scope else self._block_keys.enter(last_key, node.scope)
 
@@ -330,12 +335,26 @@ class RadixTree:
     def _num_chunks(self, node: RadixNode) -> int:
         return len(node.edge) // self._chunk_bytes
 
-    def follow(self, scope: bytes, node: RadixNode, offset: int, tokens: bytes, limit: int) -> Branch:
-        """Go down from the end of `node`, `offset` bytes into `tokens`, along nodes of `scope`."""
+    def follow(
+        self,
+        scope: bytes,
+        node: RadixNode,
+        offset: int,
+        tokens: bytes,
+        limit: int,
+        next_hash: int | None = None,
+    ) -> Branch:
+        """Go down from the end of `node`, `offset` bytes into `tokens`, along nodes of `scope`.
+
+        `next_hash` is that of the next chunk if it is known already.
+        """
         chunk_bytes = self._chunk_bytes
         num_blocks = len(node.block_ids)
         while offset + chunk_bytes <= limit:
-            child = node.children.get((scope, self._chunk_hash(tokens[offset : offset + chunk_bytes])))
+            if next_hash is None:
+                next_hash = self._chunk_hash(tokens[offset : offset + chunk_bytes])
+            child = node.children.get((scope, next_hash))
+            next_hash = None
             if child is None:
                 break
             if tokens.startswith(child.edge, offset):

@@ -2,11 +2,11 @@
 
 Usage: cache_ops.py [--repeats 5] [--sglang PYTHON] [--vllm-python PYTHON] [--json FILE]
 
-The caches have their default configuration. Every call is timed by itself, with what it needs made ready
-before and the garbage collector frozen and off, as timeit does; the peers do the same in processes of their
-own, see peer_cache_sglang.py and peer_cache_vllm.py. All are measured in turn, `--repeats` times. The value
-of a row is the median of the calls of the best repeat, its spread the medians of all repeats; a ratio is the
-median of the ratios of each repeat's medians, its spread their range.
+The caches have their default configuration. Calls are timed ten in a row, those that publish or extend one
+by one, with what they need made ready before and the garbage collector frozen and off, as timeit does; the
+peers do the same in processes of their own, see peer_cache_sglang.py and peer_cache_vllm.py. All are measured
+in turn, `--repeats` times. The value of a row is the median of the calls of the best repeat, its spread the
+medians of all repeats; a ratio is the median of the ratios of each repeat's medians, its spread their range.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ CHAIN_TOKENS = 1024  # 64 blocks of 16
 FIRST_OWN_TOKENS = itertools.count(100_000)  # every chain begins with a token of its own
 NUM_SAMPLES, SECONDS = 1_000, 0.5
 """Calls of one operation in one repeat, and the time after which it ends with fewer."""
+ONE_BY_ONE = ("publish_64", "extend")
+"""Operations whose calls each need what was made ready last."""
 OURS = "ours"
 
 
@@ -84,7 +86,7 @@ GROWTH = {
 Prepare = Callable[[], Callable[[], object]]
 """Makes ready what one call needs, and returns the call to time."""
 
-Samples = dict[str, dict[str, list[int]]]
+Samples = dict[str, dict[str, list[float]]]
 """Side -> operation -> nanoseconds of every call, in one repeat."""
 
 
@@ -123,7 +125,7 @@ def on_new_handle(
 def evicting(num_leaves: int) -> Prepare:
     """One block, with so many leaves to choose from."""
     cache = PrefixCache(num_blocks=num_leaves, block_size=BLOCK_TOKENS)
-    for _ in range(num_leaves - 1):
+    for _ in range(num_leaves - 10):
         fill(cache, own_tokens(BLOCK_TOKENS))
 
     def prepare() -> Callable[[], object]:
@@ -175,15 +177,17 @@ def own_operations() -> dict[str, Prepare]:
     }
 
 
-def sample(prepare: Prepare) -> list[int]:
-    """Nanoseconds of each call, of as many as fit into the time."""
-    samples: list[int] = []
+def sample(name: str, prepare: Prepare) -> list[float]:
+    """Nanoseconds of a call, each the mean of some in a row, of as many as fit into the time."""
+    num_in_a_row = 1 if name in ONE_BY_ONE else 10
+    samples: list[float] = []
     end = time.perf_counter() + SECONDS
     while len(samples) < NUM_SAMPLES and (not samples or time.perf_counter() < end):
-        call = prepare()
+        calls = [prepare() for _ in range(num_in_a_row)]
         start = time.perf_counter_ns()
-        call()
-        samples.append(time.perf_counter_ns() - start)
+        for call in calls:
+            call()
+        samples.append((time.perf_counter_ns() - start) / num_in_a_row)
     return samples
 
 
@@ -221,7 +225,7 @@ def measure(num_repeats: int, peers: Sequence[Peer]) -> list[Samples]:
     gc.disable()
     repeats = []
     for _ in range(num_repeats):
-        samples: Samples = {OURS: {name: sample(prepare) for name, prepare in own.items()}}
+        samples: Samples = {OURS: {name: sample(name, prepare) for name, prepare in own.items()}}
         for peer in peers:
             samples |= peer.sample()
         repeats.append(samples)
