@@ -138,7 +138,7 @@ class EvictionOrder:
         number = entry[4].queue
         queue = self._queues[number]
         if entry is self._heads[number]:
-            del queue[0]
+            queue.pop(0)
             self._heads[number] = queue[0] if queue else None
         else:
             queue.remove(entry)

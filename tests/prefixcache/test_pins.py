@@ -141,6 +141,28 @@ def test_a_pin_ends_when_its_time_is_over(cache: PrefixCache, clock: Clock) -> N
     assert cache.evict(20) == 4
 
 
+@pytest.mark.parametrize("operation", ["acquire", "extend", "evict", "pin"])
+def test_what_a_pin_kept_can_be_had_as_soon_as_its_time_is_over(clock: Clock, operation: str) -> None:
+    """Whoever comes first finds out that it is."""
+    cache = PrefixCache(num_blocks=6, clock=clock)
+    run(cache, S[:48])
+    run(cache, stream("a", 32))
+    handle = start(cache, X)
+    cache.pin(S[:48], NAMESPACE, ttl_seconds=30)
+    clock.seconds += 30
+    match operation:
+        case "acquire":
+            assert len(cache.acquire(stream("b", 80), NAMESPACE).block_table) == 5
+        case "extend":
+            cache.extend(handle, stream("b", 80))
+            assert len(handle.block_table) == 6
+        case "evict":
+            assert cache.evict(6) == 5
+        case "pin":
+            assert cache.pin(stream("a", 32), NAMESPACE).num_tokens == 32
+    cache.check()
+
+
 @pytest.mark.parametrize(
     "prompt", [S + X, S + stream("a", 40), S], ids=["one token behind", "more behind", "the prefix itself"]
 )
