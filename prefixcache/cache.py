@@ -25,11 +25,11 @@ from prefixcache.namespace import Namespace
 from prefixcache.pins import Pin, PinTable
 from prefixcache.policy_state import PolicyState
 from prefixcache.quota import TenantLedger, TenantQuota, TenantUsage
-from prefixcache.radix_tree import Match, Path, RadixTree
+from prefixcache.radix_tree import Match, RadixTree
 from prefixcache.sightings import TenantSightings
 from prefixcache.snapshot import RowReader, RowWriter, open_snapshot, save_snapshot
 from prefixcache.snapshot_tree import index_of, restore_blocks
-from prefixcache.token_chunks import TOKEN_BYTES, ChunkHash, TokenIds, num_declared_chunks, pack_tokens
+from prefixcache.token_chunks import TOKEN_BYTES, ChunkHash, TokenIds, pack_tokens
 from prefixcache.traffic_sample import TrafficSample
 from prefixcache.turn_credit import TurnCreditPolicy
 
@@ -158,7 +158,7 @@ class PrefixCache:
         Changes nothing, not even ages. Raises InvalidArgumentError.
         O(edges + blocks + log nodes) for packed tokens.
         """
-        path = self._walk(pack_tokens(token_ids), namespace, num_public_tokens)
+        path = self._handles.walk(pack_tokens(token_ids), namespace, num_public_tokens)
         return Match(path.block_ids, path.num_tokens, path.partial)
 
     def acquire(
@@ -316,7 +316,7 @@ class PrefixCache:
         tokens = pack_tokens(token_ids)
         if not tokens:
             raise InvalidArgumentError("the prompt is empty; give at least 1 token")
-        path = self._walk(tokens, namespace, num_public_tokens)
+        path = self._handles.walk(tokens, namespace, num_public_tokens)
         return explain_miss(self._tree, self._history, path, tokens, namespace)
 
     def reset(self) -> None:
@@ -449,9 +449,3 @@ class PrefixCache:
             "model": model,
             "secret_id": self._block_keys.secret_id,
         }
-
-    def _walk(self, tokens: bytes, namespace: Namespace, num_public_tokens: int) -> Path:
-        """The longest path for a prompt, of which at least one token must be left to compute."""
-        num_tokens = len(tokens) // TOKEN_BYTES
-        num_public_chunks = num_declared_chunks(num_public_tokens, num_tokens, self._tree.block_size)
-        return self._tree.walk(tokens, namespace, max(num_tokens - 1, 0), num_public_chunks)

@@ -92,6 +92,15 @@ class LiveHandles:
         """The tree is another: handles made before publish no more."""
         self._epoch += 1
 
+    def walk(
+        self, tokens: bytes, namespace: Namespace, num_public_tokens: int, use_cache: bool = True
+    ) -> Path:
+        """The longest path for a prompt, of which at least one token must be left to compute."""
+        num_tokens = len(tokens) // TOKEN_BYTES
+        num_public_chunks = num_declared_chunks(num_public_tokens, num_tokens, self._block_size)
+        num_readable_tokens = max(num_tokens - 1, 0) if use_cache else 0
+        return self._tree.walk(tokens, namespace, num_readable_tokens, num_public_chunks)
+
     def acquire(
         self,
         token_ids: TokenIds,
@@ -116,7 +125,7 @@ class LiveHandles:
         if not priority_seconds > 0:
             raise InvalidArgumentError(f"priority_seconds is {priority_seconds}; give more than 0")
         num_tokens = len(tokens) // TOKEN_BYTES
-        path = self._walk(tokens, namespace, num_public_tokens, use_cache)
+        path = self.walk(tokens, namespace, num_public_tokens, use_cache)
         account = self._ledger.find_account(namespace.tenant)
         self._pins.end_due()
         shared_ids = path.block_ids
@@ -239,12 +248,6 @@ class LiveHandles:
 
     def _num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
-
-    def _walk(self, tokens: bytes, namespace: Namespace, num_public_tokens: int, use_cache: bool) -> Path:
-        """The longest path for a prompt, of which at least one token must be left to compute."""
-        num_tokens = len(tokens) // TOKEN_BYTES
-        num_public_chunks = num_declared_chunks(num_public_tokens, num_tokens, self._block_size)
-        return self._tree.walk(tokens, namespace, num_tokens - 1 if use_cache else 0, num_public_chunks)
 
     def _retain_match(
         self, path: Path, shared_ids: list[BlockId], num_new: int, account: TenantAccount
