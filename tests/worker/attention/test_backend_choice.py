@@ -5,7 +5,8 @@ import subprocess
 
 import pytest
 
-from prefixcache_worker.attention import native, native_library
+from prefixcache_worker import native_library
+from prefixcache_worker.attention import native
 from prefixcache_worker.attention.backend import choose_backend
 from prefixcache_worker.attention.cpu import CpuAttention
 from prefixcache_worker.attention.kv_store import KvStore
@@ -62,7 +63,7 @@ def test_a_built_file_that_is_no_library_is_named(monkeypatch, fresh_library):
 
     monkeypatch.setenv("CXX", "true")
     monkeypatch.setattr(native_library.subprocess, "run", write_nonsense)
-    with pytest.raises(ConfigError, match=r"attention-.*\.so cannot be loaded"):
+    with pytest.raises(ConfigError, match=r"attention_kernel-.*\.so cannot be loaded"):
         choose_backend("native", pool())
 
 

@@ -14,10 +14,10 @@ from prefixcache_worker.attention.cpu import CpuAttention, attend_dense, attend_
 from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.attention.layout import LayoutOrder
 from prefixcache_worker.attention.native import NativeAttention, max_head_dim, prepare_native_attention
-from prefixcache_worker.attention.native_library import NativeLibraryError
 from prefixcache_worker.attention.plan import SequenceSpan, plan_attention
 from prefixcache_worker.attention.reference import ReferenceAttention
 from prefixcache_worker.model.model import AttentionShape
+from prefixcache_worker.native_library import NativeLibraryError
 
 try:
     prepare_native_attention()

@@ -10,10 +10,10 @@ import torch
 from prefixcache_worker.attention.cpu import CpuAttention
 from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.attention.native import NativeAttention, max_head_dim, prepare_native_attention
-from prefixcache_worker.attention.native_library import NativeLibraryError
 from prefixcache_worker.attention.plan import AttentionPlan
 from prefixcache_worker.errors import ConfigError
 from prefixcache_worker.model.model import StepAttention
+from prefixcache_worker.native_library import NativeLibraryError
 
 AttentionBackend = Callable[[AttentionPlan, KvStore], StepAttention]
 """Makes the attention of one step."""

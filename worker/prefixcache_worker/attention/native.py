@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from prefixcache_worker.attention.kv_store import KvStore
-from prefixcache_worker.attention.native_library import load_library
 from prefixcache_worker.attention.plan import AttentionPlan
+from prefixcache_worker.native_library import load_library
+
+SOURCE = Path(__file__).with_name("attention_kernel.cpp")
 
 _TASK_FIELDS = (
     "first_slot",
@@ -49,7 +52,7 @@ class _Step(ctypes.Structure):
 
 @cache
 def _library() -> ctypes.CDLL:
-    library = load_library()
+    library = load_library(SOURCE)
     library.max_queries_per_task.restype = ctypes.c_int64
     library.max_head_dim.restype = ctypes.c_int64
     library.attend.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (the name every torch program gives it)
 
 from prefixcache_worker.model.config import ModelConfig
 from prefixcache_worker.model.linear import linear, pack_weight
 from prefixcache_worker.model.model import AttentionShape, ForwardBatch, StepAttention
+from prefixcache_worker.model.operators import rms_norm, rotate, silu_and_multiply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,21 +126,4 @@ def project_qkv(
 
 def mlp(normed: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
     """SwiGLU: [num_tokens, hidden_size] to the same shape."""
-    gate, up = linear(normed, layer.gate_up).chunk(2, dim=1)
-    return linear(F.silu(gate) * up, layer.down)
-
-
-def rms_norm(inputs: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Scale the last dimension to a root mean square of 1, then by `weight`. Computed in float32."""
-    normed = F.rms_norm(inputs.float(), (inputs.shape[-1],), eps=eps)
-    return normed.to(inputs.dtype) * weight
-
-
-def rotate(
-    heads: torch.Tensor,  # [num_tokens, num_heads, head_dim]
-    cos: torch.Tensor,  # [num_tokens, 1, head_dim / 2]
-    sin: torch.Tensor,  # [num_tokens, 1, head_dim / 2]
-) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
-    """Rotate each pair (i, i + head_dim / 2) by its position's angle."""
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return linear(silu_and_multiply(linear(normed, layer.gate_up)), layer.down)

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
+
+
+class AttentionWindow(NamedTuple):
+    """Which rows a query reads of those before it: the last `size`, its own included, and the sinks.
+
+    The query at position p reads row r if r <= p and (r > p - size or r < num_sinks).
+    """
+
+    size: int
+    num_sinks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +26,19 @@ class AttentionShape:
     num_query_heads: int
     num_kv_heads: int
     head_dim: int
+    windows: tuple[AttentionWindow | None, ...] = ()
+    """One for each layer; None, and where this is empty, reads everything."""
+    score_scale: float | None = None
+    """What scores are multiplied by; None: head_dim ** -0.5."""
+
+    def window(self, layer: int) -> AttentionWindow | None:
+        """What the queries of a layer read."""
+        return self.windows[layer] if self.windows else None
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by."""
+        return self.head_dim**-0.5 if self.score_scale is None else self.score_scale
 
     @property
     def group_size(self) -> int:
@@ -48,7 +71,8 @@ class StepAttention(Protocol):
     ) -> torch.Tensor:  # [num_tokens, num_query_heads, head_dim]
         """Write key and value rows to the pool, then let each query read its sequence up to itself.
 
-        Query head h reads KV head h // group_size. Scores are scaled by head_dim ** -0.5.
+        Query head h reads KV head h // group_size. Scores are scaled by `AttentionShape.scale`; which rows
+        a query reads is `AttentionShape.window` of the layer.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Builds the attention kernel for this machine, where there is a compiler, and keeps it."""
+"""Builds C++ kernels for this machine, where there is a compiler, and keeps them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("attention_kernel.cpp")
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared")
 BUILD_SECONDS = 120.0
@@ -24,7 +23,7 @@ class NativeLibraryError(Exception):
     """The kernel cannot be built or loaded here; says why."""
 
 
-def load_library() -> ctypes.CDLL:
+def load_library(source: Path) -> ctypes.CDLL:
     """The compiled kernel. Builds it once for each version of source, compiler and processor (seconds).
 
     Requires torch to be loaded, whose OpenMP threads it then shares. Raises NativeLibraryError.
@@ -32,9 +31,9 @@ def load_library() -> ctypes.CDLL:
     compiler = next(filter(None, map(shutil.which, [os.environ.get("CXX", ""), *COMPILERS])), None)
     if compiler is None:
         raise NativeLibraryError("there is no C++ compiler; install one, for example g++")
-    path = _cache_folder() / f"attention-{_fingerprint(compiler)}.so"
+    path = _cache_folder() / f"{source.stem}-{_fingerprint(source, compiler)}.so"
     if not path.exists():
-        _build(compiler, path)
+        _build(source, compiler, path)
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
@@ -46,7 +45,7 @@ def _cache_folder() -> Path:
     return Path(root) / "prefixcache"
 
 
-def _fingerprint(compiler: str) -> str:
+def _fingerprint(source: Path, compiler: str) -> str:
     """What the binary depends on: -march=native makes it unfit for a processor with other features."""
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text().splitlines() if cpu.exists() else [platform.processor()]
@@ -54,17 +53,17 @@ def _fingerprint(compiler: str) -> str:
         (line for line in lines if line.startswith(("flags", "Features"))), lines[0] if lines else ""
     )
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
-    parts = (SOURCE.read_text(), version, features, *FLAGS)
+    parts = (source.read_text(), version, features, *FLAGS)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _build(compiler: str, path: Path) -> None:
+def _build(source: Path, compiler: str, path: Path) -> None:
     """Compile aside and rename, so that nobody ever loads half a file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             built = Path(folder) / path.name
-            command = [compiler, *FLAGS, "-o", str(built), str(SOURCE)]
+            command = [compiler, *FLAGS, "-o", str(built), str(source)]
             result = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS)
             if result.returncode != 0:
                 raise NativeLibraryError(f"{compiler} failed: {result.stderr.strip()[-300:]}")
