@@ -169,4 +169,4 @@ class HandEngine:
     def block_bytes(self, block_id: int) -> torch.Tensor:
         """A copy of one block's rows."""
         rows = slice(block_id * self.cache.block_size, (block_id + 1) * self.cache.block_size)
-        return torch.stack([self.store.keys[:, rows], self.store.values[:, rows]]).clone()
+        return torch.stack([self.store.keys.rows[:, rows], self.store.values.rows[:, rows]]).clone()

@@ -36,7 +36,7 @@ def run_both(backend, spans, block_size, shape, *, share=True, order=LayoutOrder
     store.fill_blocks(range(num_blocks), torch.nan)
     for span in spans:
         slots = [span.block_table[p // block_size] * block_size + p % block_size for p in range(span.start)]
-        for pool in (store.keys, store.values):
+        for pool in (store.keys.rows, store.values.rows):
             pool[:, slots] = torch.randn(shape.num_layers, len(slots), shape.num_kv_heads, shape.head_dim)
     n, dim = plan.num_tokens, shape.head_dim
     query = torch.randn(n, shape.num_query_heads, dim)
@@ -145,8 +145,8 @@ def test_extreme_scores_stay_finite(backend):
     plan = plan_attention(spans, 16)
     store = KvStore(shape, num_blocks=64, block_size=16)
     torch.manual_seed(0)
-    store.keys.normal_().mul_(200)
-    store.values.normal_()
+    store.keys.rows.normal_().mul_(200)
+    store.values.rows.normal_()
     rows = torch.randn(2, plan.num_tokens, 1, 64) * 200
     query = torch.randn(plan.num_tokens, 3, 64) * 200
     both = backend(plan, store), ReferenceAttention(plan, store)
@@ -166,8 +166,8 @@ def test_where_the_blocks_lie_changes_no_bit(backend):
     for ids in (list(range(40)), torch.randperm(40).tolist()):
         store = KvStore(shape, num_blocks=40, block_size=16)
         for block, block_id in enumerate(ids):
-            store.keys[0, block_id * 16 : (block_id + 1) * 16] = content[0, block]
-            store.values[0, block_id * 16 : (block_id + 1) * 16] = content[1, block]
+            store.keys.rows[0, block_id * 16 : (block_id + 1) * 16] = content[0, block]
+            store.values.rows[0, block_id * 16 : (block_id + 1) * 16] = content[1, block]
         spans = [SequenceSpan([*ids[:35], ids[35 + i]], 35 * 16 + 3, 1) for i in range(5)]
         plan = plan_attention(spans, 16)
         order = torch.tensor(plan.order)

@@ -91,7 +91,7 @@ def test_the_worker_describes_the_model_it_serves():
     served = worker.model
     assert (served.name, served.build, served.architecture) == ("tiny", "tiny-build", "llama")
     assert (served.context_length, served.vocabulary_size) == (150, 1000)
-    assert (served.block_size, served.num_blocks, served.kv_dtype) == (16, 20, "float32")
+    assert (served.block_size, served.num_blocks, served.kv_dtype) == (16, 20, "fp32")
     assert served.block_bytes == 2 * 2 * 16 * 2 * 16 * 4  # keys and values, layers, slots, heads, dim, bytes
 
 

@@ -348,7 +348,7 @@ async def test_tokenize_detokenize_and_model_info():
         num_blocks=80,
         block_bytes=2 * 2 * 16 * 2 * 16 * 4,
         device="cpu",
-        kv_dtype="float32",
+        kv_dtype="fp32",
         eos_token_ids=[EOS_ID],
         has_chat_template=True,
     )

@@ -105,7 +105,7 @@ class CpuAttention:
         shape = store.layout.shape
         self._store = store
         self._num_tokens = plan.num_tokens
-        device = store.keys.device
+        device = store.device
         self._slots = torch.tensor(plan.slot_mapping(), device=device)
         short: list[WorkItem] = []
         long: list[WorkItem] = []
@@ -127,24 +127,24 @@ class CpuAttention:
     ) -> torch.Tensor:  # [num_tokens, num_query_heads, head_dim]
         """See `StepAttention.attend`. Reads each item's rows once, for all its queries."""
         self._store.write(layer, self._slots, key, value)
-        keys, values = self._store.keys[layer], self._store.values[layer]
-        num_kv_heads = keys.shape[1]
+        num_kv_heads = key.shape[1]
         grouped = query.view(
             self._num_tokens, num_kv_heads, -1, query.shape[-1]
         )  # [tokens, kv heads, group, dim]
         by_head = grouped.transpose(0, 1).contiguous()  # [kv heads, tokens, group, dim]
         for run in self._runs:
-            self._attend_one(run, by_head, keys, values)
+            self._attend_one(layer, run, by_head)
         if self._short is not None:
-            partial = self._short.attend(grouped, keys, values)
+            partial = self._short.attend(layer, grouped, self._store)
             self._outputs[self._short.levels, :, self._short.tokens] = partial.output
             self._lses[self._short.levels, :, self._short.tokens] = partial.lse
         merged = merge_partials(self._outputs, self._lses)
         return merged.transpose(0, 1).reshape(query.shape)
 
-    def _attend_one(self, run: _Run, by_head: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def _attend_one(self, layer: int, run: _Run, by_head: torch.Tensor) -> None:
         queries = by_head[:, run.tokens]  # [kv heads, tokens, group, dim]
-        key, value = (run.rows_of(pool).transpose(0, 1) for pool in (keys, values))  # [kv heads, rows, dim]
+        pools = self._store.keys, self._store.values
+        key, value = (pool.read(layer, run.slots).transpose(0, 1) for pool in pools)  # [kv heads, rows, dim]
         output, lse = self._outputs[run.level, :, run.tokens], self._lses[run.level, :, run.tokens]
         if run.causal:  # each query head is a head of its own; its KV rows are a view, not a copy
             partial = attend_run(
@@ -168,17 +168,15 @@ class _Run:
         self.tokens = slice(item.first_token, item.first_token + item.num_tokens)
         self.level = item.level
         self.causal = item.causal
-        self._first_slot = item.block_ids[0] * block_size + item.first_row
-        self._num_rows = item.num_rows
         first_id = item.block_ids[0]
+        first_slot = first_id * block_size + item.first_row
         contiguous = item.block_ids == tuple(range(first_id, first_id + len(item.block_ids)))
-        self._slots = None if contiguous else torch.tensor(_slots_of(item, block_size), device=device)
-
-    def rows_of(self, pool: torch.Tensor) -> torch.Tensor:  # [num_slots, ...] -> [num_rows, ...]
-        """A view where the blocks lie one after the other, else a gathered copy."""
-        if self._slots is None:
-            return pool[self._first_slot : self._first_slot + self._num_rows]
-        return pool[self._slots]
+        # A slice where the blocks lie one after the other: read without gathering.
+        self.slots = (
+            slice(first_slot, first_slot + item.num_rows)
+            if contiguous
+            else torch.tensor(_slots_of(item, block_size), device=device)
+        )
 
 
 class _ShortItems:
@@ -201,11 +199,11 @@ class _ShortItems:
 
     def attend(
         self,
+        layer: int,
         grouped: torch.Tensor,  # [num_tokens, num_kv_heads, group, head_dim]
-        keys: torch.Tensor,  # [num_slots, num_kv_heads, head_dim]
-        values: torch.Tensor,
+        store: KvStore,
     ) -> Partial:  # [num_items, num_kv_heads, group, head_dim]
-        key, value = (pool[self._slots].transpose(1, 2) for pool in (keys, values))
+        key, value = (pool.read(layer, self._slots).transpose(1, 2) for pool in (store.keys, store.values))
         return attend_run(grouped[self.tokens], key, value, mask=self._mask)
 
 

@@ -21,7 +21,7 @@ class LayoutOrder(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvLayout:
-    """Sizes and strides of one of the two pool tensors (keys or values).
+    """Sizes and strides of the pool's tensors: rows of keys, rows of values, and scales.
 
     A slot is one token's place; block b owns slots [b * block_size, (b + 1) * block_size), so a run
     of consecutive block ids is a run of rows with one constant stride. Offsets are Python integers
@@ -37,22 +37,17 @@ class KvLayout:
     def num_slots(self) -> int:
         return self.num_blocks * self.block_size
 
-    @property
-    def elements_per_block(self) -> int:
-        """Elements of keys and values together, all layers."""
-        return 2 * self.block_size * self.shape.num_layers * self.shape.num_kv_heads * self.shape.head_dim
-
-    def strides(self) -> tuple[int, int, int, int]:
-        """Elements between neighbours in (layer, slot, head, element)."""
-        layers, heads, dim = self.shape.num_layers, self.shape.num_kv_heads, self.shape.head_dim
+    def strides(self, width: int) -> tuple[int, int, int, int]:
+        """Elements between neighbours in (layer, slot, head, element), where a head has `width` of them."""
+        layers, heads = self.shape.num_layers, self.shape.num_kv_heads
         if self.order is LayoutOrder.LAYER_FIRST:
-            return self.num_slots * heads * dim, heads * dim, dim, 1
-        return self.num_slots * dim, dim, layers * self.num_slots * dim, 1
+            return self.num_slots * heads * width, heads * width, width, 1
+        return self.num_slots * width, width, layers * self.num_slots * width, 1
 
-    def allocate(self, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
-        """One pool tensor, zeroed so that its pages exist before the first request.
+    def allocate(self, width: int, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+        """One tensor, zeroed so that its pages exist before the first request.
 
-        Returns: [num_layers, num_slots, num_kv_heads, head_dim] in this layout's strides.
+        Returns: [num_layers, num_slots, num_kv_heads, width] in this layout's strides.
         """
-        size = (self.shape.num_layers, self.num_slots, self.shape.num_kv_heads, self.shape.head_dim)
-        return torch.empty_strided(size, self.strides(), dtype=dtype, device=device).zero_()
+        size = (self.shape.num_layers, self.num_slots, self.shape.num_kv_heads, width)
+        return torch.empty_strided(size, self.strides(width), dtype=dtype, device=device).zero_()

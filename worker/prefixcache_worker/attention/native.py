@@ -105,7 +105,7 @@ class NativeAttention:
         self._store.write(layer, self._slots, key, value)
         query = query.contiguous()
         output = torch.empty_like(query)
-        keys, values = self._store.keys[layer], self._store.values[layer]
+        keys, values = self._store.keys.rows[layer], self._store.values.rows[layer]
         step = self._step
         step.query, step.output = query.data_ptr(), output.data_ptr()
         step.keys, step.values = keys.data_ptr(), values.data_ptr()

@@ -35,8 +35,9 @@ class ReferenceAttention:
         size = self._plan.block_size
         slots = torch.tensor([span.block_table[p // size] * size + p % size for p in range(span.length)])
         group = self._store.layout.shape.group_size
-        keys = self._store.keys[layer, slots].double().repeat_interleave(group, dim=1)  # [rows, heads, dim]
-        values = self._store.values[layer, slots].double().repeat_interleave(group, dim=1)
+        pools = self._store.keys, self._store.values
+        rows = (pool.read(layer, slots).double() for pool in pools)
+        keys, values = (each.repeat_interleave(group, dim=1) for each in rows)  # [rows, query heads, dim]
         scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * query.shape[-1] ** -0.5
         positions = torch.arange(span.start, span.length)
         scores.masked_fill_(torch.arange(span.length) > positions[:, None], -torch.inf)

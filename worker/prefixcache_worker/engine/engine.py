@@ -176,7 +176,7 @@ class Engine:
                 scheduled,
                 self.cache.block_size,
                 share=self.config.share_reads,
-                device=self.kv_store.keys.device,
+                device=self.kv_store.device,
             )
             self._execute_copies(batch)
             logits = self._model.forward(batch.forward, self._attention(batch.plan, self.kv_store))

@@ -13,6 +13,7 @@ import torch
 
 from prefixcache import PrefixCache
 from prefixcache_worker.attention.backend import choose_backend
+from prefixcache_worker.attention.kv_format import FP32
 from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.config import WorkerConfig, format_memory
 from prefixcache_worker.engine.engine import Engine, EngineConfig
@@ -91,7 +92,7 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
     """The same with a model that is loaded already. Raises ConfigError."""
     model = loaded.model
     context_length = _context_length(config, model.context_length)
-    pool_size = plan_pool(config, KvStore.bytes_per_block(model.attention_shape, config.block_size))
+    pool_size = plan_pool(config, FP32.block_bytes(model.attention_shape, config.block_size))
     kv_store = _allocate_pool(model.attention_shape, config, pool_size)
     engine = Engine(
         model=model,
@@ -126,7 +127,7 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
         block_size=config.block_size,
         num_blocks=pool_size.num_blocks,
         block_bytes=pool_size.block_bytes,
-        kv_dtype=str(kv_store.dtype).removeprefix("torch."),
+        kv_dtype=kv_store.format.name,
     )
     engine_loop = EngineLoop(engine, max_live_requests=config.max_running + config.max_waiting)
     return Worker(engine_loop=engine_loop, model=served, pool_size=pool_size)

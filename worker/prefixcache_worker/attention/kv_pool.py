@@ -1,0 +1,85 @@
+"""The rows of one kind, keys or values, of every block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from prefixcache_worker.attention.kv_format import SCALE_DTYPE, KvDtype, RowFormat
+from prefixcache_worker.attention.layout import KvLayout
+from prefixcache_worker.attention.quantize import encode, pack_nibbles, row_scales, unpack_nibbles
+
+
+class KvPool:
+    """One tensor of rows and, where the format has them, one of scales that live in the rows' slots.
+
+    An element is its stored number times `scales`, or times `fixed_scale`, or itself. Where it has
+    come from does not show: what is stored depends on the row alone.
+    """
+
+    rows: torch.Tensor  # [num_layers, num_slots, num_kv_heads, head_dim]; int4: [..., head_dim / 2] uint8
+    scales: torch.Tensor | None  # [num_layers, num_slots, num_kv_heads] float16
+    fixed_scale: torch.Tensor | None  # [num_layers, num_kv_heads, head_dim] float32
+
+    def __init__(
+        self,
+        layout: KvLayout,
+        row_format: RowFormat,
+        fixed_scale: torch.Tensor | None,  # [num_layers, num_kv_heads, head_dim] float32
+        *,
+        device: torch.device | str,
+    ) -> None:
+        """Requires `fixed_scale` exactly when the format has fixed scales."""
+        assert (fixed_scale is not None) == row_format.has_fixed_scales
+        self.format = row_format
+        width = row_format.row_width(layout.shape.head_dim)
+        self.rows = layout.allocate(width, row_format.dtype.storage, device)
+        self.scales = layout.allocate(1, SCALE_DTYPE, device)[..., 0] if row_format.has_row_scales else None
+        self.fixed_scale = None if fixed_scale is None else fixed_scale.to(device)
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Everything that is stored slot by slot: [num_layers, num_slots, num_kv_heads, ...] each."""
+        yield self.rows
+        if self.scales is not None:
+            yield self.scales
+
+    def write(
+        self,
+        layer: int,
+        slots: torch.Tensor,  # [num_tokens] int64, no slot twice
+        rows: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
+    ) -> None:
+        """Store rows. Cost: one pass over them; two more for codes.
+
+        A row that is not finite reads back as NaN; a format that cannot keep it takes none:
+        AssertionError.
+        """
+        max_code = self.format.dtype.max_code
+        if max_code is None:
+            self.rows[layer].index_copy_(0, slots, rows.to(self.rows.dtype))
+            return
+        rows = rows.float()
+        if self.scales is not None:
+            scales = row_scales(rows, max_code)
+            self.scales[layer].index_copy_(0, slots, scales)
+            codes = encode(rows, scales.float().unsqueeze(-1), max_code)
+        else:
+            assert self.fixed_scale is not None
+            assert rows.isfinite().all(), f"layer {layer}: a row to store is not finite"
+            codes = encode(rows, self.fixed_scale[layer], max_code)
+        packed = pack_nibbles(codes) if self.format.dtype is KvDtype.INT4 else codes
+        self.rows[layer].index_copy_(0, slots, packed)
+
+    def read(
+        self, layer: int, slots: torch.Tensor | slice
+    ) -> torch.Tensor:  # [*slots.shape, num_kv_heads, head_dim] float32
+        """The elements of some slots. A slice of float32 rows is a view; all else is a copy."""
+        stored = self.rows[layer, slots]
+        if self.format.dtype.max_code is None:
+            return stored.float()
+        codes = unpack_nibbles(stored) if self.format.dtype is KvDtype.INT4 else stored
+        if self.scales is not None:
+            return codes.float().mul_(self.scales[layer, slots].float().unsqueeze(-1))
+        assert self.fixed_scale is not None
+        return codes.float().mul_(self.fixed_scale[layer])
