@@ -26,7 +26,7 @@ from prefixcache.event_index import EventIndex
 from prefixcache.events import BlocksRemoved, BlocksStored, CacheCleared, Event, EventLog, EventState
 from prefixcache.eviction_policies import POLICIES
 from prefixcache.explain import Divergence, Elsewhere, Explanation, MissCause
-from prefixcache.handle import BlockCopy, CacheHandle
+from prefixcache.handle import HOLE, BlockCopy, CacheHandle
 from prefixcache.history import Loss, Tombstone
 from prefixcache.inspection import CacheStats, NodeDump
 from prefixcache.namespace import Namespace
@@ -38,6 +38,7 @@ from prefixcache.snapshot import RowReader, RowWriter
 from prefixcache.token_chunks import ChunkHash, PackedTokens, TokenIds, pack_tokens, unpack_tokens
 
 __all__ = [
+    "HOLE",
     "POLICIES",
     "BlockCopy",
     "BlockId",

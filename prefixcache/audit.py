@@ -27,7 +27,7 @@ def check_references(
     own_ids: dict[TenantAccount, set[BlockId]] = {}
     for handle in handles:
         handle.check()
-        held = [*handle.block_table, *(copy.source for copy in handle.copies)]
+        held = [*handle.held_blocks, *(copy.source for copy in handle.copies)]
         counts.update(held)
         own = own_ids.setdefault(handle.visit.account, set())
         own.update(i for i in held if not pool.is_cached(i) and not pool.is_stale(i))

@@ -222,6 +222,19 @@ class PrefixCache:
         """
         return self._handles.fork(handle)
 
+    def give_back(self, handle: CacheHandle, start_token: int, end_token: int) -> int:
+        """The rows of these tokens will not be read any more, as those that a window has left behind.
+
+        The blocks wholly in [`start_token`, `end_token`) are given back, unless the block behind them
+        is in the tree or another handle's too: nobody holds a block without all before it. Call it
+        again as the range grows. The table has holes then, and the handle publishes only what
+        is before the first. Returns how many blocks were given back now.
+
+        Raises InvalidArgumentError unless the range ends before the last token, or PendingCopiesError.
+        O(blocks in the range + log leaves).
+        """
+        return self._handles.give_back(handle, start_token, end_token)
+
     def publish(self, handle: CacheHandle, num_written_tokens: int, *, include_tail: bool = False) -> None:
         """Let others share the first `num_written_tokens`, whose rows the caller has written.
 
@@ -401,7 +414,7 @@ class PrefixCache:
             num_idle=num_idle,
             num_live=self.num_blocks - num_free - num_idle,
             num_pinned=self._pins.num_pinned_blocks,
-            num_live_unshared=sum(len(handle.block_table) for handle in self._handles),
+            num_live_unshared=sum(len(handle.held_blocks) for handle in self._handles),
             num_evicted=self._blocks.num_evicted,
             num_copied=self._handles.num_copied,
             num_nodes=self._tree.num_nodes,

@@ -9,6 +9,9 @@ from prefixcache.namespace import Namespace
 from prefixcache.radix_node import Visit
 from prefixcache.token_chunks import TOKEN_BYTES, PackedTokens, unpack_tokens
 
+HOLE = BlockId(-1)
+"""Stands in a block table where a block was that the sequence has given back."""
+
 
 class BlockCopy(NamedTuple):
     """An order to copy the first `num_slots` rows of a block, in all layers."""
@@ -22,7 +25,8 @@ class CacheHandle:
     """The blocks of one sequence. `PrefixCache` makes and changes it; everybody else only reads.
 
     Invariants, proved by `check`:
-    - the block table has exactly the blocks that `num_tokens` need, none twice;
+    - the block table has a place for each block that `num_tokens` need, and no block twice;
+    - what was given back is a hole there; the last place is none;
     - at most one copy is pending; its target is in the table, its source is not;
     - the cached tokens are at the beginning, and fewer than all.
     """
@@ -32,6 +36,7 @@ class CacheHandle:
         "block_table",
         "copies",
         "epoch",
+        "has_holes",
         "is_released",
         "namespace",
         "num_cached_tokens",
@@ -74,12 +79,22 @@ class CacheHandle:
         self.visit = visit
         self.epoch = epoch
         """Which tree its cached blocks are in; after a reset it publishes no more."""
+        self.has_holes = False
         self.is_released = False
 
     @property
     def num_tokens(self) -> int:
         """Tokens that have room."""
         return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def held_blocks(self) -> list[BlockId]:
+        """The blocks of the table, without the holes. O(blocks)."""
+        return (
+            [block_id for block_id in self.block_table if block_id != HOLE]
+            if self.has_holes
+            else self.block_table
+        )
 
     @property
     def token_ids(self) -> list[int]:
@@ -102,6 +117,7 @@ class CacheHandle:
         )
         fork.num_prompt_tokens = self.num_prompt_tokens
         fork.num_used_blocks = self.num_used_blocks
+        fork.has_holes = self.has_holes
         return fork
 
     @property
@@ -120,8 +136,11 @@ class CacheHandle:
             assert not self.block_table
             assert not self.copies
             return
-        table = set(self.block_table)
-        assert len(table) == len(self.block_table) == -(-self.num_tokens // self._block_size)
+        table = set(self.held_blocks)
+        assert len(self.block_table) == -(-self.num_tokens // self._block_size)
+        assert len(table) + self.block_table.count(HOLE) == len(self.block_table)
+        assert self.has_holes == (HOLE in self.block_table)
+        assert self.block_table[-1] != HOLE
         assert 0 <= self.num_cached_tokens < self.num_tokens
         assert 0 <= self.num_public_tokens <= self.num_tokens
         assert len(self.copies) <= 1  # for what a pending copy will fill cannot become shared

@@ -17,7 +17,7 @@ from prefixcache.errors import (
     PendingCopiesError,
     QuotaExceededError,
 )
-from prefixcache.handle import BlockCopy, CacheHandle
+from prefixcache.handle import HOLE, BlockCopy, CacheHandle
 from prefixcache.history import Loss
 from prefixcache.namespace import PUBLIC_SCOPE, Namespace
 from prefixcache.pins import PinTable
@@ -199,10 +199,32 @@ class LiveHandles:
             raise PendingCopiesError(
                 f"{len(handle.copies)} copies are pending; execute and complete them before fork"
             )
-        self._blocks.retain(handle.block_table)
+        self._blocks.retain(handle.held_blocks)
         forked = handle.forked()
         self._handles.add(forked)
         return forked
+
+    def give_back(self, handle: CacheHandle, start_token: int, end_token: int) -> int:
+        self._require_live(handle)
+        if not 0 <= start_token <= end_token < handle.num_tokens:
+            raise InvalidArgumentError(
+                f"tokens [{start_token}, {end_token}) are to be given back of a handle with "
+                f"{handle.num_tokens}; give a range that ends before its last token"
+            )
+        if handle.copies:
+            raise PendingCopiesError(
+                f"{len(handle.copies)} copies are pending; execute and complete them before giving back"
+            )
+        table = handle.block_table
+        first, end = self._num_blocks_for(start_token), end_token // self._block_size
+        if table[end] != HOLE and self._has_other_holders(table[end]):
+            return 0  # who holds a block holds all before it, and so does this handle
+        places = [i for i in range(first, end) if table[i] != HOLE]
+        self._blocks.release([table[i] for i in places], handle.visit.account)
+        for i in places:
+            table[i] = HOLE
+        handle.has_holes = handle.has_holes or bool(places)
+        return len(places)
 
     def publish(self, handle: CacheHandle, num_written_tokens: int, *, include_tail: bool) -> None:
         self._require_live(handle)
@@ -216,6 +238,8 @@ class LiveHandles:
                     f"the copy to block {copy.target} is pending; execute and complete it before "
                     f"publishing {num_written_tokens} tokens"
                 )
+        if handle.has_holes:  # what is behind a hole cannot be on a path
+            num_written_tokens = min(num_written_tokens, handle.block_table.index(HOLE) * self._block_size)
         if not include_tail:
             num_written_tokens -= num_written_tokens % self._block_size
         num_written_blocks = self._num_blocks_for(num_written_tokens)
@@ -232,7 +256,7 @@ class LiveHandles:
         self._require_live(handle)
         self._handles.remove(handle)
         account = handle.visit.account
-        self._blocks.release(handle.block_table, account)
+        self._blocks.release(handle.held_blocks, account)
         if handle.copies:
             self._blocks.release([copy.source for copy in handle.copies], account)
         handle.block_table = []
@@ -245,6 +269,10 @@ class LiveHandles:
         if handle.is_released:
             raise HandleReleasedError("the handle has been released already; acquire a new one")
         raise ForeignHandleError("the handle belongs to another cache; use the one that acquired it")
+
+    def _has_other_holders(self, block_id: BlockId) -> bool:
+        """Whether the tree or another handle refers to a block of a handle."""
+        return self._pool.num_references(block_id) > 1 + self._pool.is_stale(block_id)
 
     def _num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
@@ -284,7 +312,7 @@ class LiveHandles:
         if own_ids == tree_ids:
             return True
         next_ids = table[len(tree_ids) : len(tree_ids) + 1]
-        if any(self._pool.num_references(block_id) > 1 for block_id in next_ids):
+        if any(block_id != HOLE and self._pool.num_references(block_id) > 1 for block_id in next_ids):
             return False
         self._blocks.retain_cached(tree_ids)
         table[: len(tree_ids)] = tree_ids

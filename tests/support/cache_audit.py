@@ -8,7 +8,7 @@ from support.cache_model import CacheModel, Sequence
 from support.prefix_oracle import Prefix
 from support.simulated_store import SimulatedStore
 
-from prefixcache import BlockId, PrefixCache, unpack_tokens
+from prefixcache import HOLE, BlockId, PrefixCache, unpack_tokens
 from prefixcache.event_index import EventIndex
 from prefixcache.radix_node import RadixNode
 
@@ -87,7 +87,8 @@ def _check_rows_of(sequence: Sequence, store: SimulatedStore, block_size: int) -
     handle, tokens, domain = sequence.handle, sequence.tokens, sequence.handle.namespace.domain
     assert handle.token_ids == tokens
     pending = {handle.block_table.index(copy.target) for copy in handle.copies}
-    positions = [i for i in range(sequence.num_written) if i // block_size not in pending]
+    unreadable = pending | {i for i, block_id in enumerate(handle.block_table) if block_id == HOLE}
+    positions = [i for i in range(sequence.num_written) if i // block_size not in unreadable]
     store.expect(handle.block_table, domain, tokens, positions)
     for copy in handle.copies:
         start = handle.block_table.index(copy.target) * block_size

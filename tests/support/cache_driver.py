@@ -48,6 +48,7 @@ OPERATION_WEIGHTS = {
     "release": 3,
     "execute": 2,
     "fork": 2,
+    "give_back": 2,
     "pin": 2,
     "set_quota": 2,
     "renew_pin": 1,
@@ -138,6 +139,12 @@ class CacheDriver:
                 num_written = choose.integer(0, num_written)
             self.compared.publish(sequence, num_written, include_tail=choose.one_in(2))
 
+    def give_back(self, choose: Chooser) -> None:
+        sequence = self._draw_sequence(choose)
+        if sequence is not None:
+            end = choose.integer(0, sequence.num_written)
+            self.compared.give_back(sequence, choose.integer(0, end + 1), end)
+
     def release(self, choose: Chooser) -> None:
         """The end of a request, or its cancellation whatever is pending."""
         sequence = self._draw_sequence(choose)
@@ -211,6 +218,7 @@ class CacheDriver:
             cache.complete_copies,
             partial(cache.extend, token_ids=[1]),
             partial(cache.publish, num_written_tokens=1),
+            partial(cache.give_back, start_token=0, end_token=0),
         ]
         take = choose.one_of(takers_of_handles)
         calls.append((partial(take, self._stranger), ForeignHandleError, "another cache"))

@@ -11,6 +11,7 @@ from math import lcm
 from support.prefix_oracle import MAX_PAYERS, PUBLIC, Prefix, PrefixOracle
 
 from prefixcache import (
+    HOLE,
     BlockId,
     CacheHandle,
     CacheStats,
@@ -41,6 +42,16 @@ class Sequence:
     @property
     def tenant(self) -> str:
         return self.handle.namespace.tenant
+
+
+def held_blocks(sequence: Sequence) -> list[BlockId]:
+    """The table without its holes."""
+    return [block_id for block_id in sequence.handle.block_table if block_id != HOLE]
+
+
+def first_hole(table: list[BlockId]) -> int:
+    """Its place, or the table's length when there is none."""
+    return table.index(HOLE) if HOLE in table else len(table)
 
 
 @dataclass
@@ -77,7 +88,7 @@ class CacheModel:
         """How many sequences hold each block; a pending copy holds its source."""
         held: Counter[BlockId] = Counter()
         for sequence in self.sequences:
-            held.update(sequence.handle.block_table)
+            held.update(held_blocks(sequence))
             held.update(copy.source for copy in sequence.handle.copies)
         return held
 
@@ -133,10 +144,22 @@ class CacheModel:
         self.num_evicted += len(evicted_ids)
         return evicted_ids
 
+    def given_back(self, sequence: Sequence, start: int, end: int) -> list[BlockId]:
+        """The table as it must be when tokens [start, end) are not read any more."""
+        table, size = list(sequence.handle.block_table), self.oracle.block_size
+        places = [i for i in range(len(table)) if start <= i * size and (i + 1) * size <= end]
+        behind = table[end // size]
+        if behind == HOLE or (self.held()[behind] == 1 and behind not in self.cached_ids()):
+            for i in places:
+                table[i] = HOLE
+        return table
+
     def publish(self, sequence: Sequence, num_tokens: int) -> list[BlockId]:
         """Put a sequence's first tokens into the oracle. Returns its block table as it must be afterwards."""
         handle, tokens = sequence.handle, sequence.tokens[:num_tokens]
         table, cached_ids = list(handle.block_table), self.cached_ids()
+        tokens = tokens[: first_hole(table) * self.oracle.block_size]
+        num_tokens = len(tokens)
         if not tokens or not handle.use_cache or sequence.epoch != self.epoch:
             return table
         if table[(num_tokens - 1) // self.oracle.block_size] in cached_ids:
@@ -148,7 +171,7 @@ class CacheModel:
         num_adopted = len(adopted_ids)
         if table[:num_adopted] != adopted_ids:
             next_ids = table[num_adopted : num_adopted + 1]
-            if any(self.num_references(block_id) > 1 for block_id in next_ids):
+            if any(block_id != HOLE and self.num_references(block_id) > 1 for block_id in next_ids):
                 return table  # put off: a fork would be left on another path than its next block
             table[:num_adopted] = adopted_ids
         self.oracle.insert(tokens, handle.namespace, num_declared, table)
@@ -183,7 +206,7 @@ class CacheModel:
             block_id
             for sequence in self.sequences
             if sequence.tenant == tenant
-            for block_id in (*sequence.handle.block_table, *(copy.source for copy in sequence.handle.copies))
+            for block_id in (*held_blocks(sequence), *(copy.source for copy in sequence.handle.copies))
         }
         return self.num_cached(tenant) + len(held - self.cached_ids() - self.stale_ids)
 
@@ -282,7 +305,7 @@ class CacheModel:
             num_idle=len(cached - set(held)),
             num_live=len(held),
             num_pinned=len(self.pinned()),
-            num_live_unshared=sum(len(sequence.handle.block_table) for sequence in self.sequences),
+            num_live_unshared=sum(len(held_blocks(sequence)) for sequence in self.sequences),
             num_evicted=self.num_evicted,
             num_copied=self.num_copied,
             num_nodes=num_nodes,

@@ -15,7 +15,7 @@ class BlockCounts(NamedTuple):
 
 def recounted(cache: PrefixCache) -> BlockCounts:
     """What `stats` has to say, counted from the handles and the dump alone."""
-    live = {block_id for handle in cache._handles for block_id in handle.block_table}
+    live = {block_id for handle in cache._handles for block_id in handle.held_blocks}
     live |= {copy.source for handle in cache._handles for copy in handle.copies}
     cached = {block_id for node in cache.dump() for block_id in node.block_ids}
     return BlockCounts(cache.num_blocks - len(live | cached), len(cached - live), len(live))

@@ -8,13 +8,14 @@ from math import inf
 
 import pytest
 from support.cache_audit import check_counts, check_everything, read_tree
-from support.cache_model import CacheModel, Sequence
+from support.cache_model import CacheModel, Sequence, held_blocks
 from support.cache_settings import CacheSettings
 from support.cache_state import observed
 from support.prefix_oracle import PUBLIC
 from support.simulated_store import SimulatedStore
 
 from prefixcache import (
+    HOLE,
     BlockCopy,
     BlockId,
     CacheHandle,
@@ -238,6 +239,20 @@ class ComparedCache:
         if num_published % self.block_size:
             self.model.end_with_tail(table[num_published // self.block_size], num_published)
         self.compare_tree()
+
+    def give_back(self, sequence: Sequence, start: int, end: int) -> None:
+        handle = sequence.handle
+        give_back = partial(self.cache.give_back, handle, start, end)
+        if not start <= end < len(sequence.tokens):
+            self.refused(give_back, InvalidArgumentError, f"[{start}, {end})", f"{len(sequence.tokens)};")
+        elif handle.copies:
+            self.refused(give_back, PendingCopiesError, "1 copies are pending")
+        else:
+            table = self.model.given_back(sequence, start, end)
+            num_held = len(held_blocks(sequence))
+            assert give_back() == num_held - len(table) + table.count(HOLE)
+            assert handle.block_table == table
+            self.compare_tree()
 
     def release(self, sequence: Sequence) -> None:
         self.model.sequences.remove(sequence)
