@@ -10,6 +10,8 @@ from support.dense_attention import dense_greedy
 from support.tiny_model import tiny_decoder
 
 from prefixcache import CacheHandle, Namespace, PrefixCache
+from prefixcache_worker.attention.calibration import calibrate
+from prefixcache_worker.attention.kv_format import FP32, KvFormat
 from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.engine.engine import Engine, EngineConfig, Output
 from prefixcache_worker.engine.request import (
@@ -59,10 +61,17 @@ class HandEngine:
         eos_token_ids: tuple[int, ...] = (),
         clock: Callable[[], float] | None = None,
         poison: float = float("nan"),
+        kv_format: KvFormat = FP32,
         **limits: int,
     ) -> None:
         self.model = model or reference_model()
-        self.store = KvStore(self.model.attention_shape, num_blocks=num_blocks, block_size=block_size)
+        self.store = KvStore(
+            self.model.attention_shape,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            kv_format=kv_format,
+            fixed_scales=calibrate(self.model, kv_format),
+        )
         self.store.fill_blocks(range(num_blocks), poison)
         self.cache = PrefixCache(
             num_blocks=num_blocks,

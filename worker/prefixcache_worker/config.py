@@ -26,6 +26,10 @@ class WorkerConfig:
     model: str | None = None
     device: str = "cpu"
     attention: str = "auto"
+    kv_dtype: str = "fp32"
+    kv_scales: str | None = None
+    """Of int8 and int4; None: token-head."""
+    kv_layout: str = "layer-first"
     address: str = "127.0.0.1:50051"
     kv_memory: int = 1 << 30
     """Bytes. Counts only while `kv_blocks` is None."""
@@ -112,6 +116,9 @@ def _at_least(minimum: int) -> Callable[[int], bool]:
 
 
 _POSITIVE = "a whole number of at least 1"
+_KV_DTYPES = ("fp32", "fp16", "bf16", "int8", "int4")
+_KV_SCALES = ("token-head", "head", "tensor", "channel")
+_KV_LAYOUTS = ("layer-first", "head-first")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 SETTINGS = (
@@ -121,6 +128,13 @@ SETTINGS = (
             "where the model runs: cpu or cuda"),
     Setting("attention", str, ("auto", "native", "torch").__contains__, "auto, native or torch",
             "native: a kernel that is compiled on this machine; torch: without; auto: what can be had"),
+    Setting("kv_dtype", str.lower, _KV_DTYPES.__contains__, "one of " + ", ".join(_KV_DTYPES),
+            "how KV rows are stored: " + ", ".join(_KV_DTYPES)),
+    Setting("kv_scales", str.lower, _KV_SCALES.__contains__, "one of " + ", ".join(_KV_SCALES),
+            "which elements of int8 or int4 rows share a scale: " + ", ".join(_KV_SCALES)
+            + "; without it token-head"),
+    Setting("kv_layout", str.lower, _KV_LAYOUTS.__contains__, "one of " + ", ".join(_KV_LAYOUTS),
+            "the outer dimension of the KV pool: " + " or ".join(_KV_LAYOUTS)),
     Setting("address", str, _is_address, "HOST:PORT with a port of 0 to 65535",
             "HOST:PORT to listen on; port 0 takes a free one"),
     Setting("kv_memory", parse_memory, _at_least(1), "a memory size such as 1GiB or 512MiB",

@@ -10,6 +10,8 @@ import torch
 from support.tiny_loaded_model import loaded
 from support.tiny_model import tiny_decoder
 
+from prefixcache_worker.attention.calibration import calibrate
+from prefixcache_worker.attention.layout import LayoutOrder
 from prefixcache_worker.config import WorkerConfig
 from prefixcache_worker.errors import ConfigError
 from prefixcache_worker.server import build
@@ -93,6 +95,31 @@ def test_the_worker_describes_the_model_it_serves():
     assert (served.context_length, served.vocabulary_size) == (150, 1000)
     assert (served.block_size, served.num_blocks, served.kv_dtype) == (16, 20, "fp32")
     assert served.block_bytes == 2 * 2 * 16 * 2 * 16 * 4  # keys and values, layers, slots, heads, dim, bytes
+
+
+def test_the_pool_has_the_format_and_layout_of_the_settings():
+    """1 KiB of codes each for keys and values, and 128 bytes of scales for the values alone."""
+    model = tiny_decoder()
+    config = WorkerConfig(kv_memory=1 << 20, kv_dtype="int8", kv_scales="channel", kv_layout="head-first")
+    worker = assemble_worker(loaded(model), config)
+    store = worker.engine_loop._engine.kv_store
+    assert (worker.model.kv_dtype, worker.model.block_bytes) == ("int8/channel", 2 * 1024 + 128)
+    assert worker.pool_size.num_requested_blocks == (1 << 20) // (2 * 1024 + 128)
+    assert store.block_bytes == worker.model.block_bytes
+    assert torch.equal(store.keys.fixed_scale, calibrate(model, store.format).keys)
+    assert store.layout.order is LayoutOrder.HEAD_FIRST
+
+
+@pytest.mark.parametrize(
+    ("settings", "head_dim", "sentence"),
+    [
+        ({"kv_dtype": "fp16", "kv_scales": "tensor"}, 16, r"^--kv-scales tensor: .* not --kv-dtype fp16"),
+        ({"kv_dtype": "int4"}, 15, r"^--kv-dtype int4: .* heads have 15"),
+    ],
+)
+def test_formats_that_do_not_go_together_are_refused(settings, head_dim, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        assemble_worker(loaded(tiny_decoder(head_dim=head_dim)), WorkerConfig(**settings))
 
 
 def test_a_pool_smaller_than_the_context_limits_it_and_says_so(caplog: pytest.LogCaptureFixture):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from prefixcache_worker.attention.kv_format import SCALE_DTYPE, KvDtype, RowFormat
-from prefixcache_worker.attention.layout import KvLayout
+from prefixcache_worker.attention.layout import KvLayout, TensorPlace
 from prefixcache_worker.attention.quantize import encode, pack_nibbles, row_scales, unpack_nibbles
 
 
@@ -32,9 +32,9 @@ class KvPool:
     ) -> None:
         """Requires `fixed_scale` exactly when the format has fixed scales."""
         assert (fixed_scale is not None) == row_format.has_fixed_scales
+        self.layout = layout
         self.format = row_format
-        width = row_format.row_width(layout.shape.head_dim)
-        self.rows = layout.allocate(width, row_format.dtype.storage, device)
+        self.rows = layout.allocate(self._row_width, row_format.dtype.storage, device)
         self.scales = layout.allocate(1, SCALE_DTYPE, device)[..., 0] if row_format.has_row_scales else None
         self.fixed_scale = None if fixed_scale is None else fixed_scale.to(device)
 
@@ -43,6 +43,16 @@ class KvPool:
         yield self.rows
         if self.scales is not None:
             yield self.scales
+
+    def places(self, name: str) -> Iterator[TensorPlace]:
+        """Maps of `tensors`, in the same order."""
+        yield self.layout.place(f"{name}.rows", self._row_width, self.rows.dtype)
+        if self.scales is not None:
+            yield self.layout.place(f"{name}.scales", 1, self.scales.dtype)
+
+    @property
+    def _row_width(self) -> int:
+        return self.format.row_width(self.layout.shape.head_dim)
 
     def write(
         self,

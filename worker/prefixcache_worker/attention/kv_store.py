@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import math
+import sys
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,7 +13,7 @@ import torch
 from prefixcache import BlockCopy, BlockId
 from prefixcache_worker.attention.kv_format import FP32, KvFormat
 from prefixcache_worker.attention.kv_pool import KvPool
-from prefixcache_worker.attention.layout import KvLayout, LayoutOrder
+from prefixcache_worker.attention.layout import KvLayout, LayoutOrder, TensorPlace
 from prefixcache_worker.model.model import AttentionShape
 
 
@@ -93,6 +96,66 @@ class KvStore:
             slots = slice(block_id * self.block_size, (block_id + 1) * self.block_size)
             for tensor in self._tensors():
                 tensor[:, slots] = value if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max
+
+    def read_blocks(self, block_ids: Sequence[BlockId]) -> bytes:
+        """The blocks' records, one after the other, `block_bytes` each.
+
+        A record is all that the block holds: rows of keys, their scales, rows of values, their scales,
+        each as [layer][slot][head][element], in the machine's byte order. It says nothing of where the
+        block lay, so it fits any block of any store of the same `fingerprint`, whatever the layout.
+        """
+        slots = self._slots_of(block_ids)
+        columns = []
+        for tensor in self._tensors():
+            num_layers, width = len(tensor), self._block_width(tensor)
+            by_layer = tensor[:, slots].reshape(num_layers, len(block_ids), width)
+            by_block = by_layer.transpose(0, 1).reshape(len(block_ids), num_layers * width)
+            columns.append(by_block.view(torch.uint8))
+        return torch.cat(columns, dim=1).cpu().numpy().tobytes()
+
+    def write_blocks(self, block_ids: Sequence[BlockId], records: bytes) -> None:
+        """Overwrite blocks with records from `read_blocks` of a store of the same `fingerprint`.
+
+        Requires: no block twice, and as many records as blocks.
+        """
+        assert len(records) == len(block_ids) * self.block_bytes
+        slots = self._slots_of(block_ids)
+        table = torch.frombuffer(bytearray(records), dtype=torch.uint8).view(-1, self.block_bytes)
+        first = 0
+        for tensor in self._tensors():
+            num_layers, width = len(tensor), self._block_width(tensor)
+            last = first + num_layers * width * tensor.itemsize
+            by_block = table[:, first:last].clone(memory_format=torch.contiguous_format).view(tensor.dtype)
+            by_layer = by_block.view(len(block_ids), num_layers, width).transpose(0, 1)
+            rows = by_layer.reshape(num_layers, len(slots), *tensor.shape[2:])
+            tensor.index_copy_(1, slots, rows.to(self.device))
+            first = last
+
+    def places(self) -> tuple[TensorPlace, ...]:
+        """Maps of the store's tensors: their sizes, strides and offsets in bytes."""
+        return (*self.keys.places("keys"), *self.values.places("values"))
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for two stores exactly when a record of one means the same rows in the other.
+
+        Covers format, sizes and fixed scales. Not whose model the rows are of: that is the namespace's.
+        """
+        shape = self.layout.shape
+        sizes = (shape.num_layers, shape.num_kv_heads, shape.head_dim, self.block_size)
+        digest = hashlib.sha256(f"{self.format.name} {sizes} {sys.byteorder}".encode())
+        for pool in (self.keys, self.values):
+            if pool.fixed_scale is not None:
+                digest.update(pool.fixed_scale.cpu().numpy().tobytes())
+        return digest.hexdigest()
+
+    def _block_width(self, tensor: torch.Tensor) -> int:
+        """Elements of one block in one layer of one of the tensors."""
+        return self.block_size * math.prod(tensor.shape[2:])
+
+    def _slots_of(self, block_ids: Sequence[BlockId]) -> torch.Tensor:  # [num_blocks * block_size] int64
+        first_slots = torch.tensor(block_ids, dtype=torch.int64, device=self.device) * self.block_size
+        return (first_slots[:, None] + torch.arange(self.block_size, device=self.device)).flatten()
 
     def _tensors(self) -> tuple[torch.Tensor, ...]:
         return (*self.keys.tensors(), *self.values.tensors())

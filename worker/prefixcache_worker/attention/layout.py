@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 import torch
 
@@ -17,6 +19,25 @@ class LayoutOrder(Enum):
     """[layer][slot][head][element]: all heads of a token lie together; one layer is one region."""
     HEAD_FIRST = "head-first"
     """[head][layer][slot][element]: all tokens of a head lie together, row after row."""
+
+
+class TensorPlace(NamedTuple):
+    """Where everything is in one tensor of the pool: what a reader in any language needs."""
+
+    name: str
+    dtype: torch.dtype
+    size: tuple[int, int, int, int]
+    """Elements by (layer, slot, head, element)."""
+    strides: tuple[int, int, int, int]
+    """Bytes between neighbours in the same order."""
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.size) * self.dtype.itemsize
+
+    def offset(self, layer: int, slot: int, head: int, element: int = 0) -> int:
+        """Bytes from the tensor's first to this element."""
+        return sum(i * stride for i, stride in zip((layer, slot, head, element), self.strides, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +65,18 @@ class KvLayout:
             return self.num_slots * heads * width, heads * width, width, 1
         return self.num_slots * width, width, layers * self.num_slots * width, 1
 
+    def size(self, width: int) -> tuple[int, int, int, int]:
+        """Elements by (layer, slot, head, element)."""
+        return self.shape.num_layers, self.num_slots, self.shape.num_kv_heads, width
+
     def allocate(self, width: int, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
         """One tensor, zeroed so that its pages exist before the first request.
 
         Returns: [num_layers, num_slots, num_kv_heads, width] in this layout's strides.
         """
-        size = (self.shape.num_layers, self.num_slots, self.shape.num_kv_heads, width)
-        return torch.empty_strided(size, self.strides(width), dtype=dtype, device=device).zero_()
+        return torch.empty_strided(self.size(width), self.strides(width), dtype=dtype, device=device).zero_()
+
+    def place(self, name: str, width: int, dtype: torch.dtype) -> TensorPlace:
+        """The map of a tensor that `allocate` made."""
+        layer, slot, head, element = (stride * dtype.itemsize for stride in self.strides(width))
+        return TensorPlace(name, dtype, self.size(width), (layer, slot, head, element))

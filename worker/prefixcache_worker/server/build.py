@@ -13,14 +13,16 @@ import torch
 
 from prefixcache import PrefixCache
 from prefixcache_worker.attention.backend import choose_backend
-from prefixcache_worker.attention.kv_format import FP32
+from prefixcache_worker.attention.calibration import calibrate
+from prefixcache_worker.attention.kv_format import KvFormat, choose_format
 from prefixcache_worker.attention.kv_store import KvStore
+from prefixcache_worker.attention.layout import LayoutOrder
 from prefixcache_worker.config import WorkerConfig, format_memory
 from prefixcache_worker.engine.engine import Engine, EngineConfig
 from prefixcache_worker.engine.engine_loop import EngineLoop
 from prefixcache_worker.errors import ConfigError
 from prefixcache_worker.model.loader import LoadedModel, load_model
-from prefixcache_worker.model.model import AttentionShape
+from prefixcache_worker.model.model import Model
 from prefixcache_worker.server.served_model import ServedModel
 
 MIN_POOL_BLOCKS = 2
@@ -92,8 +94,9 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
     """The same with a model that is loaded already. Raises ConfigError."""
     model = loaded.model
     context_length = _context_length(config, model.context_length)
-    pool_size = plan_pool(config, FP32.block_bytes(model.attention_shape, config.block_size))
-    kv_store = _allocate_pool(model.attention_shape, config, pool_size)
+    kv_format = choose_format(config.kv_dtype, config.kv_scales, model.attention_shape)
+    pool_size = plan_pool(config, kv_format.block_bytes(model.attention_shape, config.block_size))
+    kv_store = _allocate_pool(model, config, kv_format, pool_size)
     engine = Engine(
         model=model,
         cache=PrefixCache(num_blocks=pool_size.num_blocks, block_size=config.block_size),
@@ -160,7 +163,7 @@ def _context_length(config: WorkerConfig, model_context_length: int) -> int:
     return config.context_length
 
 
-def _allocate_pool(shape: AttentionShape, config: WorkerConfig, pool_size: PoolSize) -> KvStore:
+def _allocate_pool(model: Model, config: WorkerConfig, kv_format: KvFormat, pool_size: PoolSize) -> KvStore:
     flag = "--kv-memory" if config.kv_blocks is None else "--kv-blocks"
     does_not_fit = f"{flag}: a pool of {pool_size} does not fit"
     if config.device == "cpu" and pool_size.pool_bytes > (num_bytes := _memory_bytes()):
@@ -168,9 +171,16 @@ def _allocate_pool(shape: AttentionShape, config: WorkerConfig, pool_size: PoolS
         raise ConfigError(
             f"{does_not_fit} the {format_memory(num_bytes)} of memory that there are; ask for less"
         )
+    fixed_scales = calibrate(model, kv_format, device=config.device)
     try:
         return KvStore(
-            shape, num_blocks=pool_size.num_blocks, block_size=config.block_size, device=config.device
+            model.attention_shape,
+            num_blocks=pool_size.num_blocks,
+            block_size=config.block_size,
+            kv_format=kv_format,
+            fixed_scales=fixed_scales,
+            device=config.device,
+            order=LayoutOrder(config.kv_layout),
         )
     except RuntimeError as error:  # what torch raises when an allocation fails
         raise ConfigError(f"{does_not_fit} the memory of {config.device}; ask for less") from error
