@@ -6,6 +6,12 @@ from hypothesis import strategies as st
 
 from prefixcache import BlockId
 from prefixcache_worker.attention.plan import SequenceSpan
+from prefixcache_worker.model.model import AttentionWindow
+
+
+def windows() -> st.SearchStrategy[AttentionWindow | None]:
+    """No window, or one that ends somewhere in the steps of `steps`; with and without sinks."""
+    return st.none() | st.builds(AttentionWindow, st.integers(1, 150), st.sampled_from([0, 0, 1, 4, 64, 70]))
 
 
 @st.composite
@@ -14,7 +20,7 @@ def steps(draw: st.DrawFn, *, max_sequences: int = 6, max_blocks: int = 4) -> tu
 
     Only blocks before a sequence's new tokens are shared, as copy-on-write guarantees.
     """
-    block_size = draw(st.sampled_from([1, 4, 16]))
+    block_size = draw(st.sampled_from([1, 4, 16, 128]))
     ids = iter(draw(st.permutations(range(max_sequences * (2 * max_blocks + 2)))))
     spans: list[SequenceSpan] = []
     for _ in range(draw(st.integers(1, max_sequences))):

@@ -74,6 +74,6 @@ def test_torch_is_taken_when_asked_for():
 def test_native_refuses_what_the_kernel_cannot_do():
     shape = AttentionShape(num_layers=1, num_query_heads=2, num_kv_heads=1, head_dim=8)
     store = KvStore(shape, num_blocks=2, block_size=16, device="meta")
-    with pytest.raises(ConfigError, match=r"fp32 on a CPU, not fp32 on meta"):
+    with pytest.raises(ConfigError, match=r"runs on a CPU, not on meta"):
         choose_backend("native", store)
     assert choose_backend("auto", store) is CpuAttention

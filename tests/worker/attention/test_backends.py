@@ -7,16 +7,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.spans import steps
+from support.kv_formats import FORMATS, fixed_scales_of
+from support.spans import steps, windows
 
 from prefixcache_worker.attention import cpu
 from prefixcache_worker.attention.cpu import CpuAttention, attend_dense, attend_flash, merge_partials
+from prefixcache_worker.attention.kv_format import FP32
 from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.attention.layout import LayoutOrder
 from prefixcache_worker.attention.native import NativeAttention, max_head_dim, prepare_native_attention
-from prefixcache_worker.attention.plan import SequenceSpan, plan_attention
+from prefixcache_worker.attention.plan import SequenceSpan
+from prefixcache_worker.attention.planner import plan_attention
 from prefixcache_worker.attention.reference import ReferenceAttention
-from prefixcache_worker.model.model import AttentionShape
+from prefixcache_worker.model.model import AttentionShape, AttentionWindow
 from prefixcache_worker.native_library import NativeLibraryError
 
 try:
@@ -27,30 +30,55 @@ else:
     BACKENDS = [CpuAttention, NativeAttention]
 
 
-def run_both(backend, spans, block_size, shape, *, share=True, order=LayoutOrder.LAYER_FIRST, seed=0):
-    """(backend's, reference) outputs of one step over a pool whose unwritten rows are NaN."""
-    torch.manual_seed(seed)
-    plan = plan_attention(spans, block_size, share=share)
+def run_both(
+    backend,
+    spans,
+    block_size,
+    shape,
+    *,
+    window=None,
+    share=True,
+    order=LayoutOrder.LAYER_FIRST,
+    kv_format=FP32,
+    poison=torch.nan,
+):
+    """(backend's, reference) outputs of one step over a pool whose unwritten rows are poisoned."""
+    torch.manual_seed(0)
+    plan = plan_attention(spans, block_size, window=window, share=share)
     num_blocks = 1 + max(block_id for span in spans for block_id in span.block_table)
-    store = KvStore(shape, num_blocks=num_blocks, block_size=block_size, order=order)
-    store.fill_blocks(range(num_blocks), torch.nan)
+    store = KvStore(
+        shape,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        order=order,
+        kv_format=kv_format,
+        fixed_scales=fixed_scales_of(kv_format, shape),
+    )
+    store.fill_blocks(range(num_blocks), poison)
+    layer = shape.num_layers - 1
     for span in spans:
-        slots = [span.block_table[p // block_size] * block_size + p % block_size for p in range(span.start)]
-        for pool in (store.keys.rows, store.values.rows):
-            pool[:, slots] = torch.randn(shape.num_layers, len(slots), shape.num_kv_heads, shape.head_dim)
-    n, dim = plan.num_tokens, shape.head_dim
-    query = torch.randn(n, shape.num_query_heads, dim)
-    key, value = torch.randn(n, shape.num_kv_heads, dim), torch.randn(n, shape.num_kv_heads, dim)
+        if span.start > 0:
+            rows = torch.arange(span.start)
+            slots = torch.tensor(span.block_table)[rows // block_size] * block_size + rows % block_size
+            store.write(layer, slots, *torch.randn(2, span.start, shape.num_kv_heads, shape.head_dim))
+    query = torch.randn(plan.num_tokens, shape.num_query_heads, shape.head_dim)
+    key, value = torch.randn(2, plan.num_tokens, shape.num_kv_heads, shape.head_dim)
     both = backend(plan, store), ReferenceAttention(plan, store)
-    return [attention.attend(shape.num_layers - 1, query, key, value) for attention in both]
+    return [attention.attend(layer, query, key, value) for attention in both]
 
 
-def shape_of(num_kv_heads=2, group=3, head_dim=8, num_layers=2):
+def assert_right(both):
+    ours, reference = both
+    torch.testing.assert_close(ours, reference, atol=2e-5, rtol=1e-5)
+
+
+def shape_of(num_kv_heads=2, group=3, head_dim=8, num_layers=2, score_scale=None):
     return AttentionShape(
         num_layers=num_layers,
         num_query_heads=num_kv_heads * group,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
+        score_scale=score_scale,
     )
 
 
@@ -58,70 +86,135 @@ def shape_of(num_kv_heads=2, group=3, head_dim=8, num_layers=2):
 @given(
     st.sampled_from(BACKENDS),
     steps(),
+    windows(),
     st.booleans(),
     st.sampled_from(list(LayoutOrder)),
+    st.sampled_from(FORMATS),
     st.sampled_from([1, 2]),
-    st.sampled_from([1, 3, 5, 7]),
+    st.sampled_from([1, 3, 5, 7, 8]),
+    st.sampled_from([None, 0.3]),
 )
-def test_random_steps_equal_the_reference(backend, step, share, order, num_kv_heads, group):
+def test_random_steps_equal_the_reference(
+    backend, step, window, share, order, kv_format, num_kv_heads, group, score_scale
+):
     spans, block_size = step
-    ours, reference = run_both(
-        backend, spans, block_size, shape_of(num_kv_heads, group), share=share, order=order
+    shape = shape_of(num_kv_heads, group, score_scale=score_scale)
+    assert_right(
+        run_both(
+            backend, spans, block_size, shape, window=window, share=share, order=order, kv_format=kv_format
+        )
     )
-    torch.testing.assert_close(ours, reference, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("block_size", [1, 8, 16, 64])
 @pytest.mark.parametrize("head_dim", [5, 64, 80, 96, 128])
-def test_lengths_around_a_block_border(backend, block_size, head_dim):
-    lengths = [1, block_size - 1, block_size, block_size + 1, 2 * block_size, 5 * block_size - 1]
+def test_b34_lengths_around_a_block_border(backend, block_size, head_dim):
+    lengths = [1, block_size - 1, block_size, block_size + 1, 2 * block_size, 2 * block_size + 1]
     ids = iter(range(1000))
     spans = [
         SequenceSpan([next(ids) for _ in range(-(-length // block_size))], length - 1, 1)
-        for length in lengths
+        for length in [*lengths, 5 * block_size - 1]
         if length > 0
     ]
-    ours, reference = run_both(backend, spans, block_size, shape_of(head_dim=head_dim))
-    torch.testing.assert_close(ours, reference, atol=2e-5, rtol=1e-5)
+    assert_right(run_both(backend, spans, block_size, shape_of(head_dim=head_dim)))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_b34_a_query_of_zeros_gives_the_mean_of_the_values(backend):
+    shape = shape_of(1, 4, 64)
+    plan = plan_attention([SequenceSpan(list(range(20)), 300, 1)], 16)
+    store = KvStore(shape, num_blocks=20, block_size=16)
+    for pool in (store.keys, store.values):
+        pool.rows.normal_()
+    output = backend(plan, store).attend(0, torch.zeros(1, 4, 64), *torch.randn(2, 1, 1, 64))
+    mean = store.values.read(0, slice(0, 301))[:, 0].double().mean(0)
+    torch.testing.assert_close(output[0].double(), mean.expand(4, -1), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("group", [1, 3, 5, 7, 8])
 @pytest.mark.parametrize("num_tokens", [1, 40, 100])
-def test_a_long_shared_prefix_with_scattered_blocks(backend, num_tokens):
+def test_a_long_shared_prefix_with_scattered_blocks(backend, group, num_tokens):
     prefix = torch.randperm(64).tolist()
     spans = [
         SequenceSpan([*prefix, *range(64 + 8 * i, 72 + 8 * i)], 64 * 16 + i, num_tokens) for i in range(5)
     ]
     assert plan_attention(spans, 16).num_levels > 1
-    ours, reference = run_both(backend, spans, 16, shape_of(3, 3, 64))
-    torch.testing.assert_close(ours, reference, atol=2e-5, rtol=1e-5)
+    assert_right(run_both(backend, spans, 16, shape_of(3, group, 64)))
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_fallback_equals_the_fused_operator(causal):
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("window", [AttentionWindow(300), AttentionWindow(300, 4), AttentionWindow(700, 100)])
+@pytest.mark.parametrize("num_tokens", [1, 150])
+def test_windows_that_end_inside_a_shared_run(backend, window, num_tokens):
+    spans = [
+        SequenceSpan([*range(64), *range(64 + 20 * i, 84 + 20 * i)], 1030 + 40 * i, num_tokens)
+        for i in range(4)
+    ]
+    assert any(item.num_sequences > 1 for item in plan_attention(spans, 16, window=window).items)
+    assert_right(run_both(backend, spans, 16, shape_of(2, 3, 64), window=window))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+@pytest.mark.parametrize("window", [None, AttentionWindow(10, 2)])
+@pytest.mark.parametrize("kv_format", FORMATS, ids=lambda kv_format: kv_format.name)
+def test_b13_nothing_that_was_never_written_gets_in(backend, poison, window, kv_format):
+    spans = [SequenceSpan([3 * i, 3 * i + 1, 3 * i + 2], n, 1) for i, n in enumerate((1, 15, 16, 17, 31, 33))]
+    spans.append(SequenceSpan([18, 19], 0, 20))
+    both = run_both(backend, spans, 16, shape_of(), window=window, kv_format=kv_format, poison=poison)
+    assert both[0].isfinite().all()
+    assert_right(both)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_behind_the_window_may_hold_anything(backend):
+    """Blocks out of every window's sight may be somebody else's by now."""
+    shape, window = shape_of(1, 3, 64), AttentionWindow(100, 4)
+    plan = plan_attention([SequenceSpan(list(range(64)), 1000, 3)], 16, window=window)
+    outputs = []
+    for poison in (0.0, torch.nan):
+        torch.manual_seed(0)
+        store = KvStore(shape, num_blocks=64, block_size=16)
+        for pool in (store.keys, store.values):
+            pool.rows.normal_()
+        store.fill_blocks(range(1, 901 // 16), poison)
+        query, rows = torch.randn(3, 3, 64), torch.randn(2, 3, 1, 64)
+        outputs.append(backend(plan, store).attend(0, query, *rows))
+    assert outputs[1].isfinite().all()
+    assert torch.equal(*outputs)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_fallback_equals_the_fused_operator(masked):
     torch.manual_seed(0)
     query, key, value = torch.randn(3, 2, 3, 5, 16)
-    mask = None if causal else torch.zeros(2, 1, 1, 5).index_fill_(3, torch.tensor([4]), -torch.inf)
-    fused = attend_flash(query, key, value, causal=causal, mask=mask)
-    plain = attend_dense(query, key, value, causal=causal, mask=mask)
+    mask = torch.zeros(2, 1, 5, 5).index_fill_(3, torch.tensor([4]), -torch.inf) if masked else None
+    fused = attend_flash(query, key, value, scale=0.3, mask=mask)
+    plain = attend_dense(query, key, value, scale=0.3, mask=mask)
     torch.testing.assert_close(fused, plain, atol=1e-6, rtol=1e-6)
 
 
 def test_the_backend_is_right_without_the_fused_operator(monkeypatch):
     monkeypatch.setattr(cpu, "HAS_FLASH", False)
     spans = [SequenceSpan([*range(32), 40 + i], 32 * 16, 3) for i in range(3)]
-    ours, reference = run_both(CpuAttention, spans, 16, shape_of())
-    torch.testing.assert_close(ours, reference, atol=2e-5, rtol=1e-5)
+    assert_right(run_both(CpuAttention, spans, 16, shape_of()))
 
 
 def test_b32_an_empty_partial_changes_nothing():
-    """Merging with (0, -inf) gives the other part bit for bit."""
+    """Merging with (0, -inf) gives the other part bit for bit, on either side."""
     torch.manual_seed(0)
-    outputs, lses = torch.randn(1, 4, 8), torch.randn(1, 4)
-    empty = torch.zeros(2, 4, 8), torch.full((2, 4), -torch.inf)
-    merged = merge_partials(torch.cat([outputs, empty[0]]), torch.cat([lses, empty[1]]))
-    assert torch.equal(merged, outputs[0])
+    some = torch.randn(1, 4, 8), torch.randn(1, 4)
+    empty = torch.zeros(1, 4, 8), torch.full((1, 4), -torch.inf)
+    for parts in ((some, empty), (empty, some), (empty, some, empty), (empty, empty, some)):
+        merged = merge_partials(*map(torch.cat, zip(*parts, strict=True)))
+        assert torch.equal(merged.output, some[0][0])
+        assert torch.equal(merged.lse, some[1][0])
+    for parts in ((empty, empty), (empty, empty, empty)):
+        merged = merge_partials(*map(torch.cat, zip(*parts, strict=True)))
+        assert torch.equal(merged.output, empty[0][0])
+        assert torch.equal(merged.lse, empty[1][0])
 
 
 def test_everything_is_made_where_the_pool_is():
@@ -155,29 +248,7 @@ def test_extreme_scores_stay_finite(backend):
     torch.testing.assert_close(ours, reference, atol=2e-2, rtol=1e-4)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_where_the_blocks_lie_changes_no_bit(backend):
-    """The same step over other block ids gives the same bits."""
-    shape = shape_of(3, 3, 64)
-    torch.manual_seed(0)
-    content = torch.randn(2, 40, 16, 3, 64)
-    query, key, value = torch.randn(5, 9, 64), torch.randn(5, 3, 64), torch.randn(5, 3, 64)
-    results = []
-    for ids in (list(range(40)), torch.randperm(40).tolist()):
-        store = KvStore(shape, num_blocks=40, block_size=16)
-        for block, block_id in enumerate(ids):
-            store.keys.rows[0, block_id * 16 : (block_id + 1) * 16] = content[0, block]
-            store.values.rows[0, block_id * 16 : (block_id + 1) * 16] = content[1, block]
-        spans = [SequenceSpan([*ids[:35], ids[35 + i]], 35 * 16 + 3, 1) for i in range(5)]
-        plan = plan_attention(spans, 16)
-        order = torch.tensor(plan.order)
-        output = backend(plan, store).attend(0, query[order], key[order], value[order])
-        results.append(output[order.argsort()])
-    assert torch.equal(*results)
-
-
 @pytest.mark.parametrize("backend", BACKENDS[1:])
 def test_the_largest_head_fits_the_kernel(backend):
     spans = [SequenceSpan([0, 1], 20, 5), SequenceSpan([2], 3, 1)]
-    ours, reference = run_both(backend, spans, 16, shape_of(1, 2, max_head_dim()))
-    torch.testing.assert_close(ours, reference, atol=2e-5, rtol=1e-5)
+    assert_right(run_both(backend, spans, 16, shape_of(1, 2, max_head_dim())))

@@ -1,50 +1,280 @@
-// Attention over plan items on a CPU: float32, any strides, any number of queries for one run of KV rows.
+// Attention over plan items on a CPU: any KV format and layout, any number of queries for one run of KV rows.
 //
-// A task is one run of rows, one KV head and up to WIDTH query rows (token, head in group). Scores are kept
-// transposed, [KV row][query row], so that a vector holds the same KV row's score for neighbouring queries:
-// K and V elements are broadcast straight from the pool, whatever its layout, and nothing is packed but the
-// queries. Softmax is the online one (Milakov & Gimelshein 2018); partial results merge by their maxima.
+// A task is one run of rows, one KV head and up to MAX_WIDTH query rows (token, head in group). There are two
+// ways to run it, with the same arithmetic in the same order for every query, so that the number of queries in
+// a task changes no bit of a result:
+// - many queries: a vector holds one KV row's score for neighbouring queries; K and V elements are broadcast;
+// - few queries: a vector holds neighbouring KV rows' scores for one query; K is transposed on the way.
+// In both, a score is summed over the elements in order; the sum of a chunk's weights is kept in LANES parts, by
+// the row's position, which are added pairwise; a chunk's output is summed over its rows in order; chunks are
+// folded in order of position (planner.py says why). Every product that is added is one fused operation, `fma`:
+// left to the compiler, two ways to write the same sum would round differently.
 //
-// Built by native.py for the machine it runs on; reference.py is its oracle.
+// Softmax is the online one (Milakov & Gimelshein 2018). Built by native.py for the machine it runs on;
+// reference.py is its oracle.
 
 #include <cstdint>
+#include <cstring>
+#if defined(__AVX__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
 
 namespace {
 
-#if defined(__AVX512F__)  // 32 registers: accumulators, MAX_VECTORS operands, a broadcast
-constexpr int LANES = 16, MAX_VECTORS = 4, MAX_ACCUMULATORS = 24;
+#if defined(__AVX512F__)  // 32 registers: accumulators, operands, a broadcast
+constexpr int LANES = 16, MAX_VECTORS = 4, MAX_ACCUMULATORS = 24, ROW_VECTORS = 4;
 #elif defined(__AVX__)  // 16 registers
-constexpr int LANES = 8, MAX_VECTORS = 2, MAX_ACCUMULATORS = 12;
+constexpr int LANES = 8, MAX_VECTORS = 2, MAX_ACCUMULATORS = 12, ROW_VECTORS = 2;
 #else
-constexpr int LANES = 4, MAX_VECTORS = 2, MAX_ACCUMULATORS = 12;
+constexpr int LANES = 4, MAX_VECTORS = 2, MAX_ACCUMULATORS = 12, ROW_VECTORS = 2;
 #endif
 constexpr int MAX_WIDTH = LANES * MAX_VECTORS;
-constexpr int CHUNK = 96;  // KV rows whose scores stay in the first-level cache
+constexpr int MAX_FEW = LANES / 2;  // up to so many queries, vectors of KV rows do less work
+constexpr int QUAD = MAX_FEW < 4 ? MAX_FEW : 4;  // of the few, so many at a time
+constexpr int CHUNK_ROWS = 64, SEGMENT_ROWS = 512;  // as in plan.py
 constexpr int MAX_HEAD_DIM = 256;
 
-typedef float Vec __attribute__((vector_size(LANES * 4), aligned(LANES * 4)));
-typedef int32_t IntVec __attribute__((vector_size(LANES * 4), aligned(LANES * 4)));
+typedef float Vec __attribute__((vector_size(LANES * 4), aligned(LANES * 4), may_alias));
+typedef float LooseVec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef int32_t IntVec __attribute__((vector_size(LANES * 4), aligned(LANES * 4), may_alias));
 
 constexpr float MINUS_INFINITY = -__builtin_inff();
+alignas(64) const float ZEROS[MAX_HEAD_DIM] = {};
 
 inline Vec fill(float x) { return x - Vec{}; }
 inline Vec &at(float *p) { return *reinterpret_cast<Vec *>(p); }
 inline const Vec &at(const float *p) { return *reinterpret_cast<const Vec *>(p); }
+inline Vec load(const float *p) { return *reinterpret_cast<const LooseVec *>(p); }
 
-// e^x for x <= 0, to 2 units in the last place; anything below -87 gives about 1e-38.
-inline Vec exp_of_negative(Vec x) {
-    x = x > -87.0f ? x : fill(-87.0f);
-    const Vec shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the low bits become round(x / ln 2)
-    const Vec n = shifted - 12582912.0f;
-    const Vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    Vec p = fill(1.0f / 720) * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(p) + (reinterpret_cast<IntVec>(shifted) << 23));
+// a * b + c, rounded once where the machine can
+inline Vec fma(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+    return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__)
+    return _mm256_fmadd_ps(a, b, c);
+#elif defined(__ARM_NEON)
+    return vfmaq_f32(c, a, b);
+#else
+    return a * b + c;
+#endif
 }
+
+inline Vec shuffle(Vec a, Vec b, bool high) {  // a and b interleaved: their first or their last halves
+    IntVec index;
+    for (int i = 0; i < LANES; ++i) index[i] = (high ? LANES / 2 : 0) + i / 2 + i % 2 * LANES;
+#if defined(__clang__)
+    Vec result;
+    for (int i = 0; i < LANES; ++i) result[i] = index[i] < LANES ? a[index[i]] : b[index[i] - LANES];
+    return result;
+#else
+    return __builtin_shuffle(a, b, index);
+#endif
+}
+
+// e^x for x <= 0, to 2 units in the last place; 0 below -87
+inline Vec exp_of_negative(Vec x) {
+    const Vec shifted = fma(x, fill(1.44269504f), fill(12582912.0f));  // 1.5 * 2^23: low bits are round(x / ln 2)
+    const Vec n = shifted - 12582912.0f;
+    const Vec r = fma(n, fill(2.12194440e-4f), fma(n, fill(-0.693359375f), x));
+    Vec p = fma(fill(1.0f / 720), r, fill(1.0f / 120));
+    p = fma(p, r, fill(1.0f / 24));
+    p = fma(p, r, fill(1.0f / 6));
+    p = fma(p, r, fill(0.5f));
+    p = fma(p, r, fill(1.0f));
+    p = fma(p, r, fill(1.0f));
+    p = reinterpret_cast<Vec>(reinterpret_cast<IntVec>(p) + (reinterpret_cast<IntVec>(shifted) << 23));
+    return x < -87.0f ? Vec{} : p;
+}
+
+// What two partial results are multiplied by to have the same maximum. A maximum of -inf: nothing was seen.
+struct Fold {
+    Vec max, first, second;
+    Fold(Vec first_max, Vec second_max) {
+        max = first_max > second_max ? first_max : second_max;
+        const Vec base = finite(max);
+        first = exp_of_negative(first_max - base);
+        second = exp_of_negative(second_max - base);
+    }
+    static Vec finite(Vec max) { return max == MINUS_INFINITY ? Vec{} : max; }
+};
+
+inline Vec fold(Vec a, Vec first, Vec b, Vec second) { return fma(a, first, b * second); }
+
+}  // namespace
+
+extern "C" {
+
+enum Format : int64_t { FLOAT32, FLOAT16, BFLOAT16, INT8, INT4 };  // as in native.py
+
+struct Place {  // where each row's part of a tensor is: layer, slot and head times these bytes, added up
+    const char *data;
+    int64_t layer_stride, slot_stride, head_stride;
+
+    const char *at(int64_t layer, int64_t slot, int64_t head) const {
+        return data + layer * layer_stride + slot * slot_stride + head * head_stride;
+    }
+};
+
+struct Pool {  // keys or values
+    Place rows;
+    Place scales;              // float16; or null
+    const float *fixed_scale;  // [num_layers][num_kv_heads][head_dim]; or null
+    int64_t format;
+};
+
+struct Step {  // one layer of one step
+    const float *query;        // [num_tokens][num_query_heads][head_dim], contiguous
+    float *output;             // same shape
+    Pool keys, values;
+    const int64_t *positions;  // [num_tokens]
+    const int64_t *block_ids;  // of all items, one after the other
+    float *partial_output;     // [num_levels][num_tokens][num_query_heads][MAX_HEAD_DIM or less], unnormalised
+    float *partial_max;        // [num_levels][num_tokens][num_query_heads]; -inf: no such partial
+    float *partial_sum;        // same shape
+    int32_t *partial_segment;  // same shape: the segment it is a part of
+    int64_t layer;
+    int64_t num_tokens, num_levels, num_query_heads, num_kv_heads, head_dim, block_size;
+    int64_t window_size;       // 0: no window
+    int64_t num_sinks;
+    double scale;              // of the scores
+};
+
+struct Task {  // for each KV head
+    int64_t first_block;     // index into Step.block_ids
+    int64_t first_row;       // of that block
+    int64_t num_rows;        // KV rows of the run
+    int64_t first_position;
+    int64_t first_token;     // of the item
+    int64_t level;
+    int64_t first_query;     // of the item's query rows (token, head in group), row-major
+    int64_t num_queries;     // at most MAX_WIDTH
+};
+
+}  // extern "C"
+
+namespace {
+
+inline int padded(int64_t head_dim) { return (head_dim + LANES - 1) / LANES * LANES; }
+
+inline float float_of_half(uint16_t half) {  // exact, subnormals and all
+    const uint32_t sign = uint32_t(half & 0x8000) << 16, magnitude = uint32_t(half & 0x7fff) << 13;
+    float scaled;
+    std::memcpy(&scaled, &magnitude, 4);
+    scaled *= 0x1p112f;
+    uint32_t bits;
+    std::memcpy(&bits, &scaled, 4);
+    bits |= sign | ((half & 0x7c00) == 0x7c00 ? 0x7f800000 : 0);
+    std::memcpy(&scaled, &bits, 4);
+    return scaled;
+}
+
+inline float float_of_bfloat(uint16_t bfloat) {
+    const uint32_t bits = uint32_t(bfloat) << 16;
+    float result;
+    std::memcpy(&result, &bits, 4);
+    return result;
+}
+
+void widen(int64_t format, const char *row, int head_dim, float *result) {
+    const auto halves = reinterpret_cast<const uint16_t *>(row);
+    const auto bytes = reinterpret_cast<const int8_t *>(row);
+    switch (format) {
+    case FLOAT32: std::memcpy(result, row, head_dim * sizeof(float)); break;
+    case FLOAT16: for (int d = 0; d < head_dim; ++d) result[d] = float_of_half(halves[d]); break;
+    case BFLOAT16: for (int d = 0; d < head_dim; ++d) result[d] = float_of_bfloat(halves[d]); break;
+    case INT8: for (int d = 0; d < head_dim; ++d) result[d] = bytes[d]; break;
+    case INT4:
+        for (int d = 0; d < head_dim / 2; ++d) {
+            result[2 * d] = (row[d] & 15) - 8;
+            result[2 * d + 1] = (row[d] >> 4 & 15) - 8;
+        }
+    }
+}
+
+inline const float *fixed_scale(const Step &step, const Pool &pool, int64_t kv_head) {
+    return pool.fixed_scale ? pool.fixed_scale + (step.layer * step.num_kv_heads + kv_head) * step.head_dim : nullptr;
+}
+
+// What a task is about, and where its rows and results are.
+struct Work {
+    const Step &step;
+    const Task &task;
+    const int kv_head, head_dim, group;
+    int64_t begin, end;  // positions that some query of the task sees
+    bool is_windowed;    // rows may be too far behind a query
+    bool is_fold;        // chunks are folded here, not left apart: see WorkItem.num_levels
+
+    Work(const Step &step, const Task &task, int kv_head)
+        : step(step), task(task), kv_head(kv_head), head_dim(step.head_dim),
+          group(step.num_query_heads / step.num_kv_heads),
+          is_windowed(step.window_size && task.first_position >= step.num_sinks),
+          is_fold(task.first_position % SEGMENT_ROWS == 0 || task.first_position % CHUNK_ROWS != 0) {
+        int64_t first = INT64_MAX, last = 0;
+        for (int r = 0; r < task.num_queries; r += 1) {
+            const int64_t p = position(r);
+            first = p < first ? p : first;
+            last = p > last ? p : last;
+        }
+        begin = task.first_position;
+        if (is_windowed && first - step.window_size + 1 > begin) begin = first - step.window_size + 1;
+        end = task.first_position + task.num_rows;
+        if (last + 1 < end) end = last + 1;
+    }
+
+    int64_t token(int r) const { return task.first_token + (task.first_query + r) / group; }
+    int64_t position(int r) const { return step.positions[token(r)]; }
+    int64_t place(int r) const {  // of query row r among all (token, head) pairs
+        return token(r) * step.num_query_heads + kv_head * group + (task.first_query + r) % group;
+    }
+
+    // Query row r, scaled for the scores, `stride` floats from element to element.
+    void load_query(int r, float *result, int stride) const {
+        const float *query = step.query + place(r) * head_dim, scale = step.scale;
+        const float *fixed = fixed_scale(step, step.keys, kv_head);
+        for (int d = 0; d < head_dim; ++d) result[d * stride] = query[d] * scale * (fixed ? fixed[d] : 1.0f);
+    }
+
+    // Pointers to the rows at `position` and behind it, in floats. They stay in the pool if they are floats of
+    // the wanted size there, else they are converted into `buffer` [num_rows][padded(head_dim)].
+    void load_rows(const Pool &pool, int64_t position, int num_rows, bool pad, const float **rows, float *scales,
+                   float *buffer) const {
+        const int64_t offset = task.first_row + position - task.first_position;
+        const int64_t *block = step.block_ids + task.first_block + offset / step.block_size;
+        int64_t row = offset % step.block_size;
+        const int stride = padded(head_dim);
+        const bool in_place = pool.format == FLOAT32 && (!pad || stride == head_dim);
+        for (int j = 0; j < num_rows; ++j, ++row) {
+            if (row == step.block_size) row = 0, ++block;
+            const int64_t slot = *block * step.block_size + row;
+            const char *source = pool.rows.at(step.layer, slot, kv_head);
+            if (in_place) {
+                rows[j] = reinterpret_cast<const float *>(source);
+            } else {
+                rows[j] = buffer + j * stride;
+                widen(pool.format, source, head_dim, buffer + j * stride);
+                for (int d = head_dim; d < stride; ++d) buffer[j * stride + d] = 0.0f;
+            }
+            if (pool.scales.data)
+                scales[j] = float_of_half(
+                    *reinterpret_cast<const uint16_t *>(pool.scales.at(step.layer, slot, kv_head)));
+        }
+    }
+
+    // Hand over query row r's result of the chunks up to the one at `position`.
+    void store(int r, int64_t position, float max, float sum, const float *output, int stride) const {
+        const int64_t chunk = is_fold ? 0 : position / CHUNK_ROWS - task.first_position / CHUNK_ROWS;
+        const int64_t row = (task.level + chunk) * step.num_tokens * step.num_query_heads + place(r);
+        float *target = step.partial_output + row * padded(head_dim);
+        for (int d = 0; d < head_dim; ++d) target[d] = output[d * stride];
+        for (int d = head_dim; d < padded(head_dim); ++d) target[d] = 0.0f;
+        step.partial_max[row] = max;
+        step.partial_sum[row] = sum;
+        const bool is_sink = step.window_size && task.first_position < step.num_sinks;
+        step.partial_segment[row] = is_sink ? -1 - position / SEGMENT_ROWS : position / SEGMENT_ROWS;
+    }
+};
 
 // scores[m][:] = sum over d of keys[m][d] * queries[d][:]
 template <int ROWS, int VECTORS>
@@ -55,178 +285,321 @@ inline void score_rows(const float *const *keys, const float *queries, int head_
         Vec query[VECTORS];
         for (int n = 0; n < VECTORS; ++n) query[n] = at(queries + d * width + n * LANES);
         for (int m = 0; m < ROWS; ++m)
-            for (int n = 0; n < VECTORS; ++n) sum[m][n] += keys[m][d] * query[n];
+            for (int n = 0; n < VECTORS; ++n) sum[m][n] = fma(fill(keys[m][d]), query[n], sum[m][n]);
     }
     for (int m = 0; m < ROWS; ++m)
         for (int n = 0; n < VECTORS; ++n) at(scores + m * width + n * LANES) = sum[m][n];
 }
 
-// output[m][:] += sum over j of values[j][m] * weights[j][:], for the elements from `first` on
+// output[m][:] folded with the sum over j of values[j][m] * weights[j][:], for the elements from `first` on
 template <int ROWS, int VECTORS>
-inline void add_values(const float *const *values, int first, const float *weights, int num_rows, float *output) {
+inline void add_values(const float *const *values, int first, const float *weights, int num_rows, const Vec *old_factor,
+                       const Vec *new_factor, float *output) {
     constexpr int width = VECTORS * LANES;
-    Vec sum[ROWS][VECTORS];
-    for (int m = 0; m < ROWS; ++m)
-        for (int n = 0; n < VECTORS; ++n) sum[m][n] = at(output + (first + m) * width + n * LANES);
+    Vec sum[ROWS][VECTORS] = {};
     for (int j = 0; j < num_rows; ++j) {
         Vec weight[VECTORS];
         for (int n = 0; n < VECTORS; ++n) weight[n] = at(weights + j * width + n * LANES);
         const float *value = values[j] + first;
         for (int m = 0; m < ROWS; ++m)
-            for (int n = 0; n < VECTORS; ++n) sum[m][n] += value[m] * weight[n];
+            for (int n = 0; n < VECTORS; ++n) sum[m][n] = fma(fill(value[m]), weight[n], sum[m][n]);
     }
     for (int m = 0; m < ROWS; ++m)
-        for (int n = 0; n < VECTORS; ++n) at(output + (first + m) * width + n * LANES) = sum[m][n];
+        for (int n = 0; n < VECTORS; ++n) {
+            Vec &out = at(output + (first + m) * width + n * LANES);
+            out = fold(out, old_factor[n], sum[m][n], new_factor[n]);
+        }
 }
 
-}  // namespace
-
-extern "C" {
-
-struct Step {  // one layer of one step
-    const float *query;        // [num_tokens][num_query_heads][head_dim], contiguous
-    const float *keys;         // the pool: row of slot s and head h at s * slot_stride + h * head_stride
-    const float *values;
-    int64_t slot_stride, head_stride;
-    const int64_t *slots;      // the rows of all items, one after the other
-    float *partial_output;     // [num_levels][num_tokens][num_query_heads][head_dim], unnormalised
-    float *partial_max;        // [num_levels][num_tokens][num_query_heads]; -inf: no such partial
-    float *partial_sum;        // same shape
-    float *output;             // [num_tokens][num_query_heads][head_dim]
-    int64_t num_tokens, num_levels, num_query_heads, num_kv_heads, head_dim;
-};
-
-struct Task {
-    int64_t first_slot;   // index into Step.slots
-    int64_t num_rows;     // KV rows of the run
-    int64_t first_token;  // of the item
-    int64_t level;
-    int64_t causal;       // query token i of the item reads rows 0 .. i only
-    int64_t kv_head;
-    int64_t first_query;  // of the item's query rows (token, head in group), row-major
-    int64_t num_queries;  // at most MAX_WIDTH
-};
-
-}  // extern "C"
-
-namespace {
-
+// A vector holds neighbouring queries.
 template <int VECTORS>
-void run_task(const Step &step, const Task &task) {
+void run_many(const Work &work) {
     constexpr int width = VECTORS * LANES, tile = VECTORS * 8 <= MAX_ACCUMULATORS ? 8 : 6;
-    alignas(64) float queries[MAX_HEAD_DIM * width], output[MAX_HEAD_DIM * width], scores[CHUNK * width];
-    const float *rows[CHUNK];
-    const int head_dim = step.head_dim, group = step.num_query_heads / step.num_kv_heads;
-    const float scale = 1.0f / __builtin_sqrtf(head_dim);
-    const auto place = [&](int r) {  // of query row r among all (token, head) pairs
-        const int64_t row = task.first_query + r;
-        return (task.first_token + row / group) * step.num_query_heads + task.kv_head * group + row % group;
-    };
+    alignas(64) float queries[MAX_HEAD_DIM * width], output[MAX_HEAD_DIM * width], scores[CHUNK_ROWS * width];
+    alignas(64) float buffer[CHUNK_ROWS * MAX_HEAD_DIM];
+    float scales[CHUNK_ROWS];
+    const float *rows[CHUNK_ROWS];
+    const int num_queries = work.task.num_queries, head_dim = work.head_dim;
 
-    IntVec last_row[VECTORS] = {};  // the last KV row each query may read, if causal
+    std::memset(queries, 0, head_dim * width * sizeof(float));
+    std::memset(output, 0, head_dim * width * sizeof(float));
+    int64_t common_first = 0, common_last = INT64_MAX;  // rows between these are seen by all
+    IntVec first_seen[VECTORS], last_seen[VECTORS];     // by each query, from work.begin
     for (int r = 0; r < width; ++r) {
-        const bool used = r < task.num_queries;
-        const float *query = used ? step.query + place(r) * head_dim : nullptr;
-        for (int d = 0; d < head_dim; ++d) queries[d * width + r] = used ? query[d] * scale : 0.0f;
-        last_row[r / LANES][r % LANES] = (task.first_query + r) / group;
+        if (r < num_queries) work.load_query(r, queries + r, width);
+        const int64_t position = work.position(r < num_queries ? r : num_queries - 1);
+        const int64_t first = work.is_windowed ? position - work.step.window_size + 1 : work.begin;
+        first_seen[r / LANES][r % LANES] = first > work.begin ? (first < work.end ? first : work.end) - work.begin : 0;
+        last_seen[r / LANES][r % LANES] = (position < work.end ? position : work.end) - work.begin;
+        common_first = first > common_first ? first : common_first;
+        common_last = position < common_last ? position : common_last;
     }
-    for (int i = 0; i < head_dim * width; i += LANES) at(output + i) = Vec{};
     Vec max[VECTORS], sum[VECTORS] = {};
     for (int n = 0; n < VECTORS; ++n) max[n] = fill(MINUS_INFINITY);
 
-    const int64_t first_limit = task.first_query / group;  // causal: rows up to here are seen by all
-    const int64_t last_limit = (task.first_query + task.num_queries - 1) / group;
-    const int64_t end = task.causal && last_limit + 1 < task.num_rows ? last_limit + 1 : task.num_rows;
-    const int64_t *slots = step.slots + task.first_slot;
-    for (int64_t start = 0; start < end; start += CHUNK) {
-        const int num_rows = end - start < CHUNK ? end - start : CHUNK;
-        for (int j = 0; j < num_rows; ++j)
-            rows[j] = step.keys + slots[start + j] * step.slot_stride + task.kv_head * step.head_stride;
+    for (int64_t start = work.begin, next; start < work.end; start = next) {
+        next = (start / CHUNK_ROWS + 1) * CHUNK_ROWS;
+        const int offset = start % LANES, num_rows = (next < work.end ? next : work.end) - start;
+        work.load_rows(work.step.keys, start, num_rows, false, rows, scales, buffer);
         int j = 0;
         for (; j + tile <= num_rows; j += tile)
             score_rows<tile, VECTORS>(rows + j, queries, head_dim, scores + j * width);
         for (; j + 2 <= num_rows; j += 2) score_rows<2, VECTORS>(rows + j, queries, head_dim, scores + j * width);
         for (; j < num_rows; ++j) score_rows<1, VECTORS>(rows + j, queries, head_dim, scores + j * width);
 
-        if (task.causal && start + num_rows - 1 > first_limit)
-            for (int j = 0; j < num_rows; ++j)
+        if (work.step.keys.scales.data)
+            for (j = 0; j < num_rows; ++j)
+                for (int n = 0; n < VECTORS; ++n) at(scores + j * width + n * LANES) *= scales[j];
+        if (start < common_first || start + num_rows - 1 > common_last)
+            for (j = 0; j < num_rows; ++j)
                 for (int n = 0; n < VECTORS; ++n) {
                     Vec &score = at(scores + j * width + n * LANES);
-                    score = last_row[n] >= static_cast<int32_t>(start + j) ? score : fill(MINUS_INFINITY);
+                    const int32_t row = start - work.begin + j;
+                    score = (first_seen[n] <= row) & (last_seen[n] >= row) ? score : fill(MINUS_INFINITY);
                 }
 
+        Vec old_factor[VECTORS], new_factor[VECTORS];
         for (int n = 0; n < VECTORS; ++n) {
-            Vec new_max = max[n];
-            for (int j = 0; j < num_rows; ++j) {
+            Vec chunk_max = fill(MINUS_INFINITY);
+            for (j = 0; j < num_rows; ++j) {
                 const Vec score = at(scores + j * width + n * LANES);
-                new_max = score > new_max ? score : new_max;
+                chunk_max = score > chunk_max ? score : chunk_max;
             }
-            const Vec shrink = exp_of_negative(max[n] - new_max);
-            Vec chunk_sum = {};
-            for (int j = 0; j < num_rows; ++j) {
+            const Vec base = Fold::finite(chunk_max);
+            Vec parts[LANES] = {};
+            for (j = 0; j < num_rows; ++j) {
                 Vec &score = at(scores + j * width + n * LANES);
-                score = exp_of_negative(score - new_max);
-                chunk_sum += score;
+                score = exp_of_negative(score - base);
+                parts[(offset + j) % LANES] += score;
             }
-            sum[n] = sum[n] * shrink + chunk_sum;
-            max[n] = new_max;
-            if (start > 0)
-                for (int d = 0; d < head_dim; ++d) at(output + d * width + n * LANES) *= shrink;
+            for (int half = LANES / 2; half; half /= 2)
+                for (int l = 0; l < half; ++l) parts[l] += parts[l + half];
+            const Fold factors(max[n], chunk_max);
+            max[n] = factors.max;
+            sum[n] = fold(sum[n], factors.first, parts[0], factors.second);
+            old_factor[n] = factors.first;
+            new_factor[n] = factors.second;
         }
 
-        for (int j = 0; j < num_rows; ++j)
-            rows[j] = step.values + slots[start + j] * step.slot_stride + task.kv_head * step.head_stride;
+        work.load_rows(work.step.values, start, num_rows, false, rows, scales, buffer);
+        if (work.step.values.scales.data)
+            for (j = 0; j < num_rows; ++j)
+                for (int n = 0; n < VECTORS; ++n) at(scores + j * width + n * LANES) *= scales[j];
         int d = 0;
-        for (; d + tile <= head_dim; d += tile) add_values<tile, VECTORS>(rows, d, scores, num_rows, output);
-        for (; d + 4 <= head_dim; d += 4) add_values<4, VECTORS>(rows, d, scores, num_rows, output);
-        for (; d < head_dim; ++d) add_values<1, VECTORS>(rows, d, scores, num_rows, output);
-    }
+        for (; d + tile <= head_dim; d += tile)
+            add_values<tile, VECTORS>(rows, d, scores, num_rows, old_factor, new_factor, output);
+        for (; d + 4 <= head_dim; d += 4)
+            add_values<4, VECTORS>(rows, d, scores, num_rows, old_factor, new_factor, output);
+        for (; d < head_dim; ++d)
+            add_values<1, VECTORS>(rows, d, scores, num_rows, old_factor, new_factor, output);
 
-    const int64_t level = task.level * step.num_tokens * step.num_query_heads;
-    for (int r = 0; r < task.num_queries; ++r) {
-        const int64_t row = level + place(r);
-        for (int d = 0; d < head_dim; ++d) step.partial_output[row * head_dim + d] = output[d * width + r];
-        step.partial_max[row] = max[r / LANES][r % LANES];
-        step.partial_sum[row] = sum[r / LANES][r % LANES];
+        if (work.is_fold && next < work.end) continue;
+        for (int r = 0; r < num_queries; ++r)
+            work.store(r, start, max[r / LANES][r % LANES], sum[r / LANES][r % LANES], output + r, width);
+        std::memset(output, 0, head_dim * width * sizeof(float));
+        for (int n = 0; n < VECTORS; ++n) max[n] = fill(MINUS_INFINITY), sum[n] = Vec{};
     }
 }
 
-// Combine the partial results of one (token, head), level by level in position order.
+// columns[d][j] = rows[j][d] for LANES rows and all d
+inline void transpose(const float *const *rows, int padded_dim, float *columns) {
+    for (int d = 0; d < padded_dim; d += LANES) {
+        Vec a[LANES], b[LANES];
+        for (int j = 0; j < LANES; ++j) a[j] = load(rows[j] + d);
+        for (int step = 1; step < LANES; step *= 2) {
+            for (int j = 0; j < LANES / 2; ++j) {
+                b[2 * j] = shuffle(a[j], a[j + LANES / 2], false);
+                b[2 * j + 1] = shuffle(a[j], a[j + LANES / 2], true);
+            }
+            for (int j = 0; j < LANES; ++j) a[j] = b[j];
+        }
+        for (int j = 0; j < LANES; ++j) at(columns + (d + j) * CHUNK_ROWS) = a[j];
+    }
+}
+
+// scores[q][:] = sum over d of queries[q][d] * columns[d][:], for ROW_VECTORS vectors of KV rows
+template <int QUERIES>
+inline void score_columns(const float *columns, const float *queries, int stride, int head_dim, float *scores) {
+    Vec sum[QUERIES][ROW_VECTORS] = {};
+    for (int d = 0; d < head_dim; ++d)
+        for (int q = 0; q < QUERIES; ++q)
+            for (int v = 0; v < ROW_VECTORS; ++v)
+                sum[q][v] = fma(at(columns + d * CHUNK_ROWS + v * LANES), fill(queries[q * stride + d]), sum[q][v]);
+    for (int q = 0; q < QUERIES; ++q)
+        for (int v = 0; v < ROW_VECTORS; ++v) at(scores + q * CHUNK_ROWS + v * LANES) = sum[q][v];
+}
+
+// output[q][:] folded with the sum over j of weights[q][j] * values[j][:], for VECTORS vectors of elements
+template <int QUERIES, int VECTORS>
+inline void add_value_rows(const float *const *values, int first, const float *weights, int num_rows, const Fold &factors,
+                           float *output, int stride) {
+    Vec sum[QUERIES][VECTORS] = {};
+    for (int j = 0; j < num_rows; ++j)
+        for (int v = 0; v < VECTORS; ++v) {
+            const Vec value = load(values[j] + first + v * LANES);
+            for (int q = 0; q < QUERIES; ++q) sum[q][v] = fma(value, fill(weights[q * CHUNK_ROWS + j]), sum[q][v]);
+        }
+    for (int q = 0; q < QUERIES; ++q)
+        for (int v = 0; v < VECTORS; ++v) {
+            Vec &out = at(output + q * stride + first + v * LANES);
+            out = fold(out, fill(factors.first[q]), sum[q][v], fill(factors.second[q]));
+        }
+}
+
+// The queries of a task of few, and their state.
+struct Few {
+    alignas(64) float queries[MAX_FEW * MAX_HEAD_DIM], output[MAX_FEW * MAX_HEAD_DIM];
+    alignas(64) float columns[MAX_HEAD_DIM * CHUNK_ROWS], buffer[CHUNK_ROWS * MAX_HEAD_DIM];
+    alignas(64) float key_scales[CHUNK_ROWS], value_scales[CHUNK_ROWS], scores[QUAD * CHUNK_ROWS];
+    const float *keys[CHUNK_ROWS], *values[CHUNK_ROWS];
+    Vec max[MAX_FEW / QUAD], sum[MAX_FEW / QUAD];  // a lane for each query of the quad
+};
+
+// One chunk for QUERIES queries from `first_query` on. `begin` and `end` are its rows, from the chunk's beginning.
+template <int QUERIES>
+void run_quad(const Work &work, Few &few, int first_query, int64_t chunk, int begin, int end) {
+    const int stride = padded(work.head_dim), first_vector = begin / LANES * LANES;
+    float *queries = few.queries + first_query * stride, *output = few.output + first_query * stride;
+    for (int j = first_vector / (ROW_VECTORS * LANES) * ROW_VECTORS * LANES; j < end; j += ROW_VECTORS * LANES)
+        score_columns<QUERIES>(few.columns + j, queries, stride, work.head_dim, few.scores + j);
+
+    IntVec lane;
+    for (int l = 0; l < LANES; ++l) lane[l] = l;
+    Vec chunk_max = fill(MINUS_INFINITY), chunk_sum = {};
+    for (int q = 0; q < QUERIES; ++q) {
+        float *scores = few.scores + q * CHUNK_ROWS;
+        const int64_t position = work.position(first_query + q), first = position - work.step.window_size + 1 - chunk;
+        const int32_t first_seen = work.is_windowed && first > begin ? (first < end ? first : end) : begin;
+        const int32_t last_seen = position - chunk < end ? position - chunk : end - 1;
+        Vec row_max = fill(MINUS_INFINITY), parts = {};
+        for (int j = first_vector; j < end; j += LANES) {
+            Vec &score = at(scores + j);
+            if (work.step.keys.scales.data) score *= at(few.key_scales + j);
+            score = (lane + j >= first_seen) & (lane + j <= last_seen) ? score : fill(MINUS_INFINITY);
+            row_max = score > row_max ? score : row_max;
+        }
+        for (int l = 0; l < LANES; ++l) chunk_max[q] = row_max[l] > chunk_max[q] ? row_max[l] : chunk_max[q];
+        const Vec base = Fold::finite(fill(chunk_max[q]));
+        for (int j = first_vector; j < end; j += LANES) {
+            Vec &score = at(scores + j);
+            score = exp_of_negative(score - base);
+            parts += score;
+            if (work.step.values.scales.data) score *= at(few.value_scales + j);
+        }
+        for (int half = LANES / 2; half; half /= 2)
+            for (int l = 0; l < half; ++l) parts[l] += parts[l + half];
+        chunk_sum[q] = parts[0];
+    }
+    Vec &max = few.max[first_query / QUAD], &sum = few.sum[first_query / QUAD];
+    const Fold factors(max, chunk_max);
+    max = factors.max;
+    sum = fold(sum, factors.first, chunk_sum, factors.second);
+
+    int d = 0;
+    for (; d + ROW_VECTORS * LANES <= stride; d += ROW_VECTORS * LANES)
+        add_value_rows<QUERIES, ROW_VECTORS>(few.values + begin, d, few.scores + begin, end - begin, factors, output,
+                                             stride);
+    for (; d < stride; d += LANES)
+        add_value_rows<QUERIES, 1>(few.values + begin, d, few.scores + begin, end - begin, factors, output, stride);
+}
+
+// A vector holds neighbouring KV rows.
+void run_few(const Work &work) {
+    Few few;
+    const int num_queries = work.task.num_queries, head_dim = work.head_dim, stride = padded(head_dim);
+    std::memset(few.queries, 0, num_queries * stride * sizeof(float));
+    for (int r = 0; r < num_queries; ++r) work.load_query(r, few.queries + r * stride, 1);
+    const auto clear = [&] {
+        std::memset(few.output, 0, num_queries * stride * sizeof(float));
+        for (int n = 0; n < MAX_FEW / QUAD; ++n) few.max[n] = fill(MINUS_INFINITY), few.sum[n] = Vec{};
+    };
+    clear();
+    for (int64_t start = work.begin, next; start < work.end; start = next) {
+        next = (start / CHUNK_ROWS + 1) * CHUNK_ROWS;
+        const int64_t chunk = next - CHUNK_ROWS;
+        const int begin = start - chunk, end = (next < work.end ? next : work.end) - chunk;
+        work.load_rows(work.step.keys, start, end - begin, true, few.keys + begin, few.key_scales + begin, few.buffer);
+        for (int j = begin / LANES * LANES; j < begin; ++j) few.keys[j] = ZEROS;  // masked
+        for (int j = end; j % LANES; ++j) few.keys[j] = ZEROS;
+        for (int j = begin / LANES * LANES; j < end; j += LANES)
+            transpose(few.keys + j, stride, few.columns + j);
+        work.load_rows(work.step.values, start, end - begin, true, few.values + begin, few.value_scales + begin,
+                       few.buffer);
+        for (int q = 0; q < num_queries; q += QUAD) switch (num_queries - q) {
+            case 1: run_quad<1>(work, few, q, chunk, begin, end); break;
+            case 2: run_quad<2>(work, few, q, chunk, begin, end); break;
+            case 3: run_quad<(QUAD < 3 ? QUAD : 3)>(work, few, q, chunk, begin, end); break;
+            default: run_quad<QUAD>(work, few, q, chunk, begin, end);
+            }
+        if (work.is_fold && next < work.end) continue;
+        for (int r = 0; r < num_queries; ++r)
+            work.store(r, start, few.max[r / QUAD][r % QUAD], few.sum[r / QUAD][r % QUAD], few.output + r * stride, 1);
+        clear();
+    }
+}
+
+void run_task(const Work &work) {
+    if (work.begin >= work.end) return;
+    const int num_vectors = (work.task.num_queries + LANES - 1) / LANES;
+    if (work.task.num_queries <= MAX_FEW) run_few(work);
+    else if (num_vectors == 1) run_many<1>(work);
+    else if (num_vectors == 2) run_many<2>(work);
+    else if constexpr (MAX_VECTORS > 2) {
+        if (num_vectors == 3) run_many<3>(work);
+        else run_many<4>(work);
+    }
+}
+
+// One query's result so far.
+struct State {
+    alignas(64) float output[MAX_HEAD_DIM] = {};
+    float max = MINUS_INFINITY, sum = 0.0f;
+
+    void add(float other_max, float other_sum, const float *other_output, int stride) {
+        const Fold factors(fill(max), fill(other_max));
+        max = factors.max[0];
+        sum = fold(fill(sum), factors.first, fill(other_sum), factors.second)[0];
+        for (int d = 0; d < stride; d += LANES)
+            at(output + d) = fold(at(output + d), factors.first, at(other_output + d), factors.second);
+    }
+};
+
+// Fold the partial results of one (token, head), level by level in position order.
 void merge(const Step &step, int64_t row) {
     const int64_t num_rows = step.num_tokens * step.num_query_heads, head_dim = step.head_dim;
-    float max = MINUS_INFINITY, sum = 0.0f;
-    for (int64_t i = row; i < step.num_levels * num_rows; i += num_rows)
-        max = step.partial_max[i] > max ? step.partial_max[i] : max;
-    float *output = step.output + row * head_dim;
-    for (int64_t d = 0; d < head_dim; ++d) output[d] = 0.0f;
+    const int stride = padded(head_dim);
+    State total, segment;
+    int32_t current = 0;
     for (int64_t i = row; i < step.num_levels * num_rows; i += num_rows) {
         if (step.partial_max[i] == MINUS_INFINITY) continue;
-        const float weight = __builtin_expf(step.partial_max[i] - max);
-        const float *partial = step.partial_output + i * head_dim;
-        for (int64_t d = 0; d < head_dim; ++d) output[d] += weight * partial[d];
-        sum += weight * step.partial_sum[i];
+        if (step.partial_segment[i] != current) {
+            total.add(segment.max, segment.sum, segment.output, stride);
+            segment = State();
+            current = step.partial_segment[i];
+        }
+        segment.add(step.partial_max[i], step.partial_sum[i], step.partial_output + i * stride, stride);
     }
-    for (int64_t d = 0; d < head_dim; ++d) output[d] /= sum;
+    total.add(segment.max, segment.sum, segment.output, stride);
+    const int64_t kv_head = row % step.num_query_heads / (step.num_query_heads / step.num_kv_heads);
+    const float *fixed = fixed_scale(step, step.values, kv_head);
+    float *output = step.output + row * head_dim;
+    for (int64_t d = 0; d < head_dim; ++d) output[d] = total.output[d] / total.sum * (fixed ? fixed[d] : 1.0f);
 }
 
 }  // namespace
 
 extern "C" int64_t max_queries_per_task() { return MAX_WIDTH; }
 extern "C" int64_t max_head_dim() { return MAX_HEAD_DIM; }
+extern "C" int64_t lanes() { return LANES; }
+extern "C" int64_t chunk_rows() { return CHUNK_ROWS; }
+extern "C" int64_t segment_rows() { return SEGMENT_ROWS; }
 
 extern "C" void attend(const Step *step, const Task *tasks, int64_t num_tasks, int64_t num_threads) {
 #pragma omp parallel num_threads(num_threads)
     {
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < num_tasks; ++i) {
-            const int num_vectors = (tasks[i].num_queries + LANES - 1) / LANES;
-            if (num_vectors == 1) run_task<1>(*step, tasks[i]);
-            else if (num_vectors == 2) run_task<2>(*step, tasks[i]);
-            else if constexpr (MAX_VECTORS > 2) {
-                if (num_vectors == 3) run_task<3>(*step, tasks[i]);
-                else run_task<4>(*step, tasks[i]);
-            }
-        }
+        for (int64_t i = 0; i < num_tasks * step->num_kv_heads; ++i)
+            run_task(Work(*step, tasks[i / step->num_kv_heads], i % step->num_kv_heads));
 #pragma omp for schedule(static)
         for (int64_t row = 0; row < step->num_tokens * step->num_query_heads; ++row) merge(*step, row);
     }

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 
 from prefixcache_worker.attention.cpu import CpuAttention
-from prefixcache_worker.attention.kv_format import FP32
 from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.attention.native import NativeAttention, max_head_dim, prepare_native_attention
 from prefixcache_worker.attention.plan import AttentionPlan
@@ -40,8 +39,8 @@ def choose_backend(name: str, store: KvStore) -> AttentionBackend:
 
 def _require_native(store: KvStore) -> None:
     head_dim = store.layout.shape.head_dim
-    if store.device.type != "cpu" or store.format != FP32:
-        raise NativeLibraryError(f"it takes fp32 on a CPU, not {store.format.name} on {store.device}")
+    if store.device.type != "cpu":
+        raise NativeLibraryError(f"it runs on a CPU, not on {store.device}")
     prepare_native_attention()
     if head_dim > max_head_dim():
         raise NativeLibraryError(f"it takes heads of up to {max_head_dim()} elements, not {head_dim}")

@@ -30,19 +30,17 @@ def attend_dense(
     key: torch.Tensor,  # [batch, heads, num_rows, head_dim], any strides but 1 in the last
     value: torch.Tensor,  # as key
     *,
-    causal: bool = False,
-    mask: torch.Tensor | None = None,  # [batch, 1, 1, num_rows], added to the scores
+    scale: float,
+    mask: torch.Tensor
+    | None = None,  # broadcast to [batch, heads, num_queries, num_rows], added to the scores
 ) -> Partial:
-    """Softmax attention with its log-sum-exp in plain torch.
+    """Softmax attention with its log-sum-exp in plain torch. Each query must see a row.
 
     Serves where the fused operator is missing, and as its twin in tests.
     """
-    scores = torch.matmul(query, key.transpose(-1, -2)) * query.shape[-1] ** -0.5
+    scores = torch.matmul(query, key.transpose(-1, -2)) * scale
     if mask is not None:
         scores = scores + mask
-    if causal:
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        scores = scores.masked_fill(future, -torch.inf)
     lse = torch.logsumexp(scores, dim=-1)
     return Partial(torch.matmul((scores - lse[..., None]).exp(), value), lse)
 
@@ -52,13 +50,13 @@ def attend_flash(
     key: torch.Tensor,
     value: torch.Tensor,
     *,
-    causal: bool = False,
+    scale: float,
     mask: torch.Tensor | None = None,
 ) -> Partial:
     """`attend_dense` by torch's fused CPU operator: never materialises the scores."""
     return Partial(
         *torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, causal, attn_mask=mask
+            query, key, value, 0.0, False, attn_mask=mask, scale=scale
         )
     )
 
@@ -72,30 +70,31 @@ def attend_run(
     key: torch.Tensor,
     value: torch.Tensor,
     *,
-    causal: bool = False,
+    scale: float,
     mask: torch.Tensor | None = None,
 ) -> Partial:
     """`attend_dense` by the best operator there is for the tensors' device."""
     attend = attend_flash if HAS_FLASH and query.device.type == "cpu" else attend_dense
-    return attend(query, key, value, causal=causal, mask=mask)
+    return attend(query, key, value, scale=scale, mask=mask)
 
 
 def merge_partials(
     outputs: torch.Tensor,  # [num_levels, ..., num_queries, head_dim]
     lses: torch.Tensor,  # [num_levels, ..., num_queries]; -inf where a query has no such partial
-) -> torch.Tensor:  # [..., num_queries, head_dim]
+) -> Partial:
     """Combine partial results over disjoint rows, level by level in position order.
 
-    Level 0 must be finite for every query. With o_i the outputs and l_i their log-sum-exps the result
-    is sum(exp(l_i - l) o_i), l = logsumexp(l_i); an empty partial (0, -inf) changes nothing.
+    With o_i the outputs and l_i their log-sum-exps the result is sum(exp(l_i - l) o_i), l = logsumexp(l_i);
+    an empty partial (0, -inf) changes nothing, and of empty ones the result is empty.
     """
     output, lse = outputs[0], lses[0]
     for level in range(1, len(outputs)):
         total = torch.logaddexp(lse, lses[level])
-        output = output * (lse - total).exp().unsqueeze(-1)
-        output += outputs[level] * (lses[level] - total).exp().unsqueeze(-1)
+        base = total.masked_fill(total == -torch.inf, 0.0)
+        output = output * (lse - base).exp().unsqueeze(-1)
+        output += outputs[level] * (lses[level] - base).exp().unsqueeze(-1)
         lse = total
-    return output
+    return Partial(output, lse)
 
 
 class CpuAttention:
@@ -104,6 +103,7 @@ class CpuAttention:
     def __init__(self, plan: AttentionPlan, store: KvStore) -> None:
         shape = store.layout.shape
         self._store = store
+        self._scale = shape.scale
         self._num_tokens = plan.num_tokens
         device = store.device
         self._slots = torch.tensor(plan.slot_mapping(), device=device)
@@ -111,8 +111,8 @@ class CpuAttention:
         long: list[WorkItem] = []
         for item in plan.items:
             (short if item.num_tokens == 1 and item.num_rows <= SHORT_ROWS else long).append(item)
-        self._short = _ShortItems(short, store.block_size, device) if short else None
-        self._runs = [_Run(item, store.block_size, device) for item in long]
+        self._short = _ShortItems(short, plan.block_size, device) if short else None
+        self._runs = [_Run(item, plan, shape.group_size, device) for item in long]
         # Every layer overwrites the same places; the others keep the empty partial (0, -inf).
         size = (plan.num_levels, shape.num_kv_heads, plan.num_tokens, shape.group_size)
         self._outputs = torch.zeros(*size, shape.head_dim, device=device)
@@ -138,45 +138,50 @@ class CpuAttention:
             partial = self._short.attend(layer, grouped, self._store)
             self._outputs[self._short.levels, :, self._short.tokens] = partial.output
             self._lses[self._short.levels, :, self._short.tokens] = partial.lse
-        merged = merge_partials(self._outputs, self._lses)
+        merged = merge_partials(self._outputs, self._lses).output
         return merged.transpose(0, 1).reshape(query.shape)
 
     def _attend_one(self, layer: int, run: _Run, by_head: torch.Tensor) -> None:
-        queries = by_head[:, run.tokens]  # [kv heads, tokens, group, dim]
+        """All query heads of all the run's sequences are rows of one product."""
+        queries = by_head[:, run.tokens].flatten(1, 2)  # [kv heads, tokens * group, dim]
         pools = self._store.keys, self._store.values
         key, value = (pool.read(layer, run.slots).transpose(0, 1) for pool in pools)  # [kv heads, rows, dim]
+        partial = attend_run(queries[None], key[None], value[None], scale=self._scale, mask=run.mask)
         output, lse = self._outputs[run.level, :, run.tokens], self._lses[run.level, :, run.tokens]
-        if run.causal:  # each query head is a head of its own; its KV rows are a view, not a copy
-            partial = attend_run(
-                queries.transpose(1, 2),
-                key[:, None].expand(-1, queries.shape[2], -1, -1),
-                value[:, None].expand(-1, queries.shape[2], -1, -1),
-                causal=True,
-            )
-            output.copy_(partial.output.transpose(1, 2))
-            lse.copy_(partial.lse.transpose(1, 2))
-        else:  # all query heads of all sequences are rows of one product
-            partial = attend_run(queries.flatten(1, 2)[None], key[None], value[None])
-            output.copy_(partial.output[0].view_as(output))
-            lse.copy_(partial.lse[0].view_as(lse))
+        output.copy_(partial.output[0].view_as(output))
+        lse.copy_(partial.lse[0].view_as(lse))
+        if run.blind is not None:
+            output.masked_fill_(run.blind[:, None, None], 0.0)
+            lse.masked_fill_(run.blind[:, None], -torch.inf)
 
 
 class _Run:
     """One item, ready to be read in every layer."""
 
-    def __init__(self, item: WorkItem, block_size: int, device: torch.device) -> None:
+    def __init__(self, item: WorkItem, plan: AttentionPlan, group_size: int, device: torch.device) -> None:
         self.tokens = slice(item.first_token, item.first_token + item.num_tokens)
         self.level = item.level
-        self.causal = item.causal
         first_id = item.block_ids[0]
-        first_slot = first_id * block_size + item.first_row
+        first_slot = first_id * plan.block_size + item.first_row
         contiguous = item.block_ids == tuple(range(first_id, first_id + len(item.block_ids)))
         # A slice where the blocks lie one after the other: read without gathering.
         self.slots = (
             slice(first_slot, first_slot + item.num_rows)
             if contiguous
-            else torch.tensor(_slots_of(item, block_size), device=device)
+            else torch.tensor(item.slots(plan.block_size), device=device)
         )
+        self.mask: torch.Tensor | None = None  # [1, 1, tokens * group, rows]
+        self.blind: torch.Tensor | None = None  # [tokens]: sees none of the rows, so the mask hides none
+        if item.masked:
+            position = torch.tensor(plan.positions[self.tokens], device=device)[:, None]
+            row = torch.arange(item.first_position, item.end_position, device=device)
+            hidden = row > position  # [tokens, rows]
+            if plan.window is not None:
+                hidden |= (row <= position - plan.window.size) & (row >= plan.window.num_sinks)
+            self.blind = hidden.all(dim=1)
+            hidden &= ~self.blind[:, None]
+            mask = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, -torch.inf)
+            self.mask = mask.repeat_interleave(group_size, dim=0)[None, None]
 
 
 class _ShortItems:
@@ -187,7 +192,7 @@ class _ShortItems:
 
     def __init__(self, items: list[WorkItem], block_size: int, device: torch.device) -> None:
         longest = max(item.num_rows for item in items)
-        slots = [_slots_of(item, block_size) for item in items]
+        slots = [item.slots(block_size) for item in items]
         padded = [row + row[:1] * (longest - len(row)) for row in slots]
         self._slots = torch.tensor(padded, device=device)
         lengths = torch.tensor([item.num_rows for item in items], device=device)
@@ -204,9 +209,5 @@ class _ShortItems:
         store: KvStore,
     ) -> Partial:  # [num_items, num_kv_heads, group, head_dim]
         key, value = (pool.read(layer, self._slots).transpose(1, 2) for pool in (store.keys, store.values))
-        return attend_run(grouped[self.tokens], key, value, mask=self._mask)
-
-
-def _slots_of(item: WorkItem, block_size: int) -> list[int]:
-    rows = range(item.first_row, item.first_row + item.num_rows)
-    return [item.block_ids[row // block_size] * block_size + row % block_size for row in rows]
+        scale = store.layout.shape.scale
+        return attend_run(grouped[self.tokens], key, value, scale=scale, mask=self._mask)

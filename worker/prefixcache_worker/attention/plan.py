@@ -1,6 +1,7 @@
 """Which KV rows a step reads, and for whom: the heart of shared-prefix decoding.
 
-Pure Python over block ids: a plan can be printed, compared and tested without a tensor.
+Pure Python over block ids: a plan can be printed, compared and tested without a tensor. Made by
+`planner.py`.
 """
 
 from __future__ import annotations
@@ -9,16 +10,18 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+
 from prefixcache import BlockId
+from prefixcache_worker.model.model import AttentionWindow
 
-MIN_SAVED_ROWS = 128
-"""A run is shared only when that spares at least this many row reads; below, one more partial result
-per query costs more than reading the rows again."""
+CHUNK_ROWS = 64
+"""Rows whose softmax is computed together. Chunks lie at multiples of this, by absolute position, and no
+chunk is read in two pieces: so its result does not depend on who else reads it, or in what company."""
 
-
-SPLIT_ROWS = 512
-"""Runs are cut where a row's position is a multiple of this. So there is enough to do for every core even
-when a few heads read one long run, and the same rows are summed together, prefix shared or not."""
+SEGMENT_ROWS = 512
+"""Chunks are folded one after the other into the result of their segment, segments into the result of the
+query. Segments are read independently, so a long run has work for every core."""
 
 
 class SequenceSpan(NamedTuple):
@@ -35,41 +38,68 @@ class SequenceSpan(NamedTuple):
 
 
 class WorkItem(NamedTuple):
-    """One run of KV rows and the query tokens that read it.
+    """A run of KV rows inside one segment, and the query tokens that read it: consecutive ones of the batch.
 
-    The queries are consecutive tokens of the batch. Of a `causal` item they are the run's own tokens:
-    token i of the item reads rows 0 .. i. Of any other item every query reads every row.
+    A query reads what `AttentionPlan.positions` and `AttentionPlan.window` let it see of the run; if the
+    item is not `masked`, all of it.
     """
 
     block_ids: tuple[BlockId, ...]
     first_row: int  # row of block_ids[0] at which the run starts
     num_rows: int
+    first_position: int  # of the run's first row in its sequences
     first_token: int
     num_tokens: int
-    level: int  # which partial result of its tokens this is; 0 comes first in position order
+    level: int  # its place among the partial results of its queries, which are merged in this order
     num_sequences: int
-    causal: bool
+    masked: bool  # whether any of its queries must not see one of its rows
+
+    @property
+    def end_position(self) -> int:
+        return self.first_position + self.num_rows
+
+    @property
+    def num_levels(self) -> int:
+        """Partial results of each query, in consecutive levels.
+
+        One if the run is where a segment begins to be read: its chunks are folded as they come. A run that
+        goes on where another left off leaves one for each chunk: the same chunks, folded in the same order.
+        """
+        begins_segment = self.first_position % SEGMENT_ROWS == 0 or self.first_position % CHUNK_ROWS != 0
+        return 1 if begins_segment else -(-self.num_rows // CHUNK_ROWS)
+
+    def slots(self, block_size: int) -> list[int]:
+        """Where its rows lie in the pool."""
+        rows = range(self.first_row, self.first_row + self.num_rows)
+        return [self.block_ids[row // block_size] * block_size + row % block_size for row in rows]
 
 
 class AttentionPlan(NamedTuple):
-    """All reads of one step.
+    """All reads of one step, in the layers that have this window.
 
-    Invariants, proved by `check`: the items of a token, by level, cover exactly the rows its sequence
-    has up to the token, once and in position order.
+    Invariants, proved by `check`: the items of a token, by level, hold every row that it sees, once and in
+    position order; no item reads a row that none of its queries sees; no chunk lies in two items of a token,
+    but for the chunk in which the sinks end.
     """
 
     order: tuple[int, ...]  # batch order: indices into the spans that were planned
     spans: tuple[SequenceSpan, ...]  # in batch order
     items: tuple[WorkItem, ...]
     block_size: int
+    window: AttentionWindow | None = None
 
     @property
     def num_tokens(self) -> int:
         return sum(span.num_tokens for span in self.spans)
 
     @property
+    def positions(self) -> list[int]:
+        """The absolute position of every token of the batch."""
+        return [position for span in self.spans for position in range(span.start, span.length)]
+
+    @property
     def num_levels(self) -> int:
-        return 1 + max(item.level for item in self.items)
+        return max(item.level + item.num_levels for item in self.items)
 
     @property
     def num_rows_read(self) -> int:
@@ -79,7 +109,14 @@ class AttentionPlan(NamedTuple):
     @property
     def num_rows_unshared(self) -> int:
         """KV rows it would read if every sequence read its own."""
-        return sum(span.length for span in self.spans)
+        if self.window is None:
+            return sum(span.length for span in self.spans)
+        size, num_sinks = self.window
+        first_seen = [max(0, span.start - size + 1) for span in self.spans]
+        return sum(
+            span.length - first + min(num_sinks, first)
+            for span, first in zip(self.spans, first_seen, strict=True)
+        )
 
     def slot_mapping(self) -> list[int]:
         """The slot that each new token's row is written to, in batch order."""
@@ -90,147 +127,55 @@ class AttentionPlan(NamedTuple):
             for position in range(span.start, span.length)
         ]
 
-    def check(self) -> None:
-        """Raise AssertionError if a token would read a row too many, too few or twice. For tests."""
-        size = self.block_size
-        reads: dict[int, list[tuple[int, int]]] = {}  # token -> (level, slot) in item order
+    def describe(self) -> str:
+        """The plan as a table, one line for each item."""
+        window = "" if self.window is None else f", {self.window}"
+        lines = [
+            f"{len(self.spans)} sequences, {self.num_tokens} tokens, {self.num_rows_read} rows read "
+            f"({self.num_rows_unshared} unshared){window}",
+            f"{'level':>5} {'rows':>15} {'tokens':>11} {'sequences':>9} {'blocks':>6}",
+        ]
         for item in self.items:
-            slots = [
-                item.block_ids[row // size] * size + row % size
-                for row in range(item.first_row, item.first_row + item.num_rows)
-            ]
-            for i in range(item.num_tokens):
-                visible = slots[: i + 1] if item.causal else slots
-                reads.setdefault(item.first_token + i, []).extend((item.level, slot) for slot in visible)
-        token = 0
-        for span in self.spans:
-            table_slots = [block_id * size + row for block_id in span.block_table for row in range(size)]
-            for position in range(span.start, span.length):
-                levels = [level for level, _ in reads[token]]
-                assert levels == sorted(levels), f"token {token} merges out of position order"
-                assert [slot for _, slot in reads[token]] == table_slots[: position + 1], f"token {token}"
-                token += 1
+            rows = f"{item.first_position}..{item.end_position - 1}" + (" masked" if item.masked else "")
+            tokens = f"{item.first_token}..{item.first_token + item.num_tokens - 1}"
+            lines.append(
+                f"{item.level:>5} {rows:>15} {tokens:>11} {item.num_sequences:>9} {len(item.block_ids):>6}"
+            )
+        return "\n".join(lines)
+
+    def check(self) -> None:
+        """Raise AssertionError if an invariant is broken. For tests."""
         assert sorted(self.order) == list(range(len(self.spans)))
+        tables = [np.array(span.block_table) for span in self.spans]
+        table_of = [
+            table for table, span in zip(tables, self.spans, strict=True) for _ in range(span.num_tokens)
+        ]
+        positions = np.array(self.positions)
+        reads: list[list[tuple[WorkItem, np.ndarray]]] = [[] for _ in positions]  # (item, positions of rows)
+        for item in self.items:
+            assert item.first_position // SEGMENT_ROWS == (item.end_position - 1) // SEGMENT_ROWS
+            rows = np.arange(item.first_position, item.end_position)
+            slots = np.array(item.slots(self.block_size))
+            readers = np.arange(item.first_token, item.first_token + item.num_tokens)
+            sees = self._sees(positions[readers, None], rows)  # [num_tokens, num_rows]
+            assert sees.any(axis=0).all(), f"nobody sees a row of {item}"
+            assert item.masked == (not sees.all()), f"wrongly masked or not: {item}"
+            for token, seen in zip(readers, sees, strict=True):
+                theirs = table_of[token][rows // self.block_size] * self.block_size + rows % self.block_size
+                assert (theirs == slots)[seen].all(), f"token {token} reads the rows of another sequence"
+                if seen.any():
+                    reads[token].append((item, rows[seen]))
+        for position, items in zip(positions, reads, strict=True):
+            rows = np.arange(position + 1)
+            seen = rows[self._sees(position, rows)]
+            assert np.array_equal(np.concatenate([rows for _, rows in items]), seen), f"position {position}"
+            for (item, rows), (following, next_rows) in pairwise(items):
+                assert item.level + item.num_levels <= following.level, "merges out of position order"
+                if self.window is None or not rows[-1] < self.window.num_sinks <= next_rows[0]:
+                    assert rows[-1] // CHUNK_ROWS < next_rows[0] // CHUNK_ROWS, "a chunk in two pieces"
 
-
-def plan_attention(spans: Sequence[SequenceSpan], block_size: int, *, share: bool = True) -> AttentionPlan:
-    """Find every run of blocks that several sequences have in common, at any depth.
-
-    Sequences are put in the order of their block tables, which is the order of a walk through the
-    radix tree, so those that share a run are neighbours and a run's queries are one slice of the
-    batch. Only whole blocks that lie before each sequence's new tokens are shared: nothing in them
-    is written any more. With `share=False` every sequence reads its own rows, for comparison.
-
-    Requires at least one span, each with a token and a table that reaches its length.
-    Cost: O(n log n) list comparisons for n sequences, each at memory speed.
-    """
-    tables = [list(span.block_table[: span.start // block_size]) for span in spans]
-    order = sorted(range(len(spans)), key=tables.__getitem__)
-    ordered = [spans[i] for i in order]
-    tables = [tables[i] for i in order]
-    first_tokens = [0]
-    for span in ordered:
-        first_tokens.append(first_tokens[-1] + span.num_tokens)
-
-    items: list[WorkItem] = []
-    # Sequences [begin, end) share the first `depth` blocks of their tables; the first `done` of them,
-    # and `level` partial results, are covered by items already.
-    stack = [(0, len(ordered), 0, 0, 0)]
-    while stack:
-        begin, end, depth, done, level = stack.pop()
-        if end - begin == 1 or not share:
-            for i in range(begin, end):
-                items += _own_items(ordered[i], first_tokens[i], done, level, block_size)
-            continue
-        # The group is sorted, so what its first and last tables share, all of them share.
-        common = _common_length(tables[begin], tables[end - 1], depth)
-        if (common - done) * block_size * (end - begin - 1) >= MIN_SAVED_ROWS:
-            readers = _Readers(first_tokens[begin], first_tokens[end] - first_tokens[begin], end - begin)
-            shared = _cut(tables[begin], done * block_size, common * block_size, readers, level, block_size)
-            items += shared
-            done, level = common, level + len(shared)
-        groups = _split_by_block(tables, begin, end, common)
-        stack.extend((a, b, common, done, level) for a, b in reversed(groups))
-    return AttentionPlan(tuple(order), tuple(ordered), tuple(items), block_size)
-
-
-class _Readers(NamedTuple):
-    """Who reads an item: a slice of the batch."""
-
-    first_token: int
-    num_tokens: int
-    num_sequences: int
-
-
-def _own_items(
-    span: SequenceSpan, first_token: int, num_done_blocks: int, level: int, block_size: int
-) -> list[WorkItem]:
-    """What one sequence reads alone: the rest of its past, then its new tokens."""
-    readers = _Readers(first_token, span.num_tokens, 1)
-    is_decoding = span.num_tokens == 1  # a single new token reads everything up to itself
-    past_end = span.length if is_decoding else span.start
-    items = _cut(span.block_table, num_done_blocks * block_size, past_end, readers, level, block_size)
-    if not is_decoding:
-        level += len(items)
-        items.append(
-            _item(span.block_table, span.start, span.length, readers, level, block_size, causal=True)
-        )
-    return items
-
-
-def _cut(
-    table: Sequence[BlockId], begin: int, end: int, readers: _Readers, level: int, block_size: int
-) -> list[WorkItem]:
-    """Items for rows [begin, end) of a table, none across a multiple of SPLIT_ROWS; each is a level."""
-    borders = [begin, *range((begin // SPLIT_ROWS + 1) * SPLIT_ROWS, end, SPLIT_ROWS), end]
-    return [
-        _item(table, first, last, readers, level + i, block_size)
-        for i, (first, last) in enumerate(pairwise(borders))
-        if first < last
-    ]
-
-
-def _item(
-    table: Sequence[BlockId],
-    begin: int,
-    end: int,
-    readers: _Readers,
-    level: int,
-    block_size: int,
-    *,
-    causal: bool = False,
-) -> WorkItem:
-    first_block = begin // block_size
-    return WorkItem(
-        block_ids=tuple(table[first_block : -(-end // block_size)]),
-        first_row=begin - first_block * block_size,
-        num_rows=end - begin,
-        first_token=readers.first_token,
-        num_tokens=readers.num_tokens,
-        level=level,
-        num_sequences=readers.num_sequences,
-        causal=causal,
-    )
-
-
-def _common_length(a: list[BlockId], b: list[BlockId], known: int) -> int:
-    """How many blocks two tables have in common, the first `known` of which need no look. O(length)."""
-    low, high = known, min(len(a), len(b))
-    while low < high:  # bisect on slice equality: compares run at memory speed, not block by block
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _split_by_block(tables: list[list[BlockId]], begin: int, end: int, depth: int) -> list[tuple[int, int]]:
-    """Cut [begin, end) where block number `depth` changes; tables that end there stand alone."""
-    cuts = [begin]
-    for i in range(begin + 1, end):
-        before, here = tables[i - 1], tables[i]
-        if len(before) <= depth or len(here) <= depth or before[depth] != here[depth]:
-            cuts.append(i)
-    cuts.append(end)
-    return list(pairwise(cuts))
+    def _sees(self, position: np.ndarray, row: np.ndarray) -> np.ndarray:
+        """Whether queries at `position` read the rows at `row` of their sequences."""
+        if self.window is None:
+            return row <= position
+        return (row <= position) & ((row > position - self.window.size) | (row < self.window.num_sinks))

@@ -32,13 +32,19 @@ class ReferenceAttention:
         return torch.cat(outputs).to(query.dtype)
 
     def _attend_span(self, layer: int, span: SequenceSpan, query: torch.Tensor) -> torch.Tensor:
-        size = self._plan.block_size
-        slots = torch.tensor([span.block_table[p // size] * size + p % size for p in range(span.length)])
-        group = self._store.layout.shape.group_size
-        pools = self._store.keys, self._store.values
-        rows = (pool.read(layer, slots).double() for pool in pools)
-        keys, values = (each.repeat_interleave(group, dim=1) for each in rows)  # [rows, query heads, dim]
-        scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * query.shape[-1] ** -0.5
-        positions = torch.arange(span.start, span.length)
-        scores.masked_fill_(torch.arange(span.length) > positions[:, None], -torch.inf)
+        size, window = self._plan.block_size, self._plan.window
+        row = torch.arange(span.length)
+        position = torch.arange(span.start, span.length)[:, None]
+        hidden = row > position  # [num_tokens, length]
+        if window is not None:
+            hidden |= (row <= position - window.size) & (row >= window.num_sinks)
+        seen = ~hidden.all(
+            dim=0
+        )  # of rows that no query sees nothing is asked, not even that they are finite
+        slots = torch.tensor([span.block_table[p // size] * size + p % size for p in row[seen].tolist()])
+        shape = self._store.layout.shape
+        rows = (pool.read(layer, slots).double() for pool in (self._store.keys, self._store.values))
+        keys, values = (each.repeat_interleave(shape.group_size, dim=1) for each in rows)
+        scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * shape.scale
+        scores.masked_fill_(hidden[:, seen], -torch.inf)
         return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from prefixcache_worker.attention.plan import AttentionPlan, SequenceSpan, plan_attention
+from prefixcache_worker.attention.plan import AttentionPlan, SequenceSpan
+from prefixcache_worker.attention.planner import AttentionPlanner
 from prefixcache_worker.engine.sequence import Sequence
 from prefixcache_worker.model.model import ForwardBatch
 
@@ -20,33 +21,31 @@ class ScheduledSpan(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One step: what to compute, in the order of the plan."""
+    """One step: what to compute, in the order of its plans."""
 
     spans: tuple[ScheduledSpan, ...]
-    plan: AttentionPlan
+    plans: tuple[AttentionPlan, ...]
+    """One for each window that layers of the model have."""
     forward: ForwardBatch
 
 
 def build_batch(
     scheduled: SequenceOf[ScheduledSpan],
-    block_size: int,
+    planner: AttentionPlanner,
     *,
-    share: bool = True,
     device: torch.device | str = "cpu",
 ) -> Batch:
     """Plan the step and gather its tokens, without padding.
 
     A sequence whose last token is in the step gets a row of logits, in batch order.
     """
-    plan = plan_attention(
+    plans = planner.plan(
         [
             SequenceSpan(sequence.running_handle.block_table, sequence.num_computed_tokens, num_tokens)
             for sequence, num_tokens in scheduled
-        ],
-        block_size,
-        share=share,
+        ]
     )
-    spans = tuple(scheduled[i] for i in plan.order)
+    spans = tuple(scheduled[i] for i in plans[0].order)
     token_ids: list[int] = []
     positions: list[int] = []
     prompt_lengths: list[int] = []
@@ -60,4 +59,4 @@ def build_batch(
             logit_rows.append(len(token_ids) - 1)
     columns = (token_ids, positions, prompt_lengths, logit_rows)
     forward = ForwardBatch(*(torch.tensor(column, dtype=torch.int64, device=device) for column in columns))
-    return Batch(spans, plan, forward)
+    return Batch(spans, plans, forward)

@@ -12,8 +12,10 @@ import torch
 
 from prefixcache import CacheStats, PrefixCache
 from prefixcache_worker.attention.backend import AttentionBackend
+from prefixcache_worker.attention.by_window import attention_by_window, distinct_windows, rows_per_layer
 from prefixcache_worker.attention.cpu import CpuAttention
 from prefixcache_worker.attention.kv_store import KvStore
+from prefixcache_worker.attention.planner import AttentionPlanner
 from prefixcache_worker.engine.assembler import Assembler
 from prefixcache_worker.engine.batch import Batch, ScheduledSpan, build_batch
 from prefixcache_worker.engine.request import (
@@ -99,6 +101,9 @@ class Engine:
         self.config = config
         self._model = model
         self._attention = attention
+        self._planner = AttentionPlanner(
+            cache.block_size, distinct_windows(model.attention_shape), share=config.share_reads
+        )
         self._token_bytes = token_bytes
         self._eos_token_ids = frozenset(eos_token_ids)
         self._clock = clock
@@ -174,17 +179,18 @@ class Engine:
         try:
             batch = build_batch(
                 scheduled,
-                self.cache.block_size,
-                share=self.config.share_reads,
+                self._planner,
                 device=self.kv_store.device,
             )
             self._execute_copies(batch)
-            logits = self._model.forward(batch.forward, self._attention(batch.plan, self.kv_store))
+            attention = attention_by_window(batch.plans, self.kv_store, self._attention)
+            logits = self._model.forward(batch.forward, attention)
         except Exception as error:
             logger.exception("step failed; the requests in it are given up")
             return self._fail({span.sequence.key for span in scheduled}, error)
-        self._counters.kv_rows_read += batch.plan.num_rows_read
-        self._counters.kv_rows_unshared += batch.plan.num_rows_unshared
+        num_rows_read, num_rows_unshared = rows_per_layer(batch.plans, self._model.attention_shape)
+        self._counters.kv_rows_read += num_rows_read
+        self._counters.kv_rows_unshared += num_rows_unshared
         return self._apply(batch, logits)
 
     def fail_all(self, error: Exception) -> list[Output]:

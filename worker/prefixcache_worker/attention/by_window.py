@@ -1,0 +1,55 @@
+"""Attention of models whose layers read through different windows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from prefixcache_worker.attention.kv_store import KvStore
+from prefixcache_worker.attention.plan import AttentionPlan
+from prefixcache_worker.model.model import AttentionShape, AttentionWindow, StepAttention
+
+
+def distinct_windows(shape: AttentionShape) -> tuple[AttentionWindow | None, ...]:
+    """The windows that a step needs a plan for, in order of their first layers."""
+    return tuple(dict.fromkeys(shape.windows)) or (None,)
+
+
+def rows_per_layer(plans: Sequence[AttentionPlan], shape: AttentionShape) -> tuple[int, int]:
+    """KV rows that a layer reads in a step, and would read unshared: the mean over the layers, rounded."""
+    windows = [shape.window(layer) for layer in range(shape.num_layers)]
+    num_read = sum(plan.num_rows_read * windows.count(plan.window) for plan in plans)
+    num_unshared = sum(plan.num_rows_unshared * windows.count(plan.window) for plan in plans)
+    return round(num_read / shape.num_layers), round(num_unshared / shape.num_layers)
+
+
+def attention_by_window(
+    plans: Sequence[AttentionPlan],
+    store: KvStore,
+    backend: Callable[[AttentionPlan, KvStore], StepAttention],
+) -> StepAttention:
+    """The step's attention: each layer's is the one made of the plan for its window.
+
+    Requires a plan for each of `distinct_windows`.
+    """
+    if len(plans) == 1:
+        return backend(plans[0], store)
+    shape = store.layout.shape
+    attention_of = {plan.window: backend(plan, store) for plan in plans}
+    return _AttentionByLayer([attention_of[shape.window(layer)] for layer in range(shape.num_layers)])
+
+
+class _AttentionByLayer:
+    def __init__(self, layers: list[StepAttention]) -> None:
+        self._layers = layers
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,  # [num_tokens, num_query_heads, head_dim]
+        key: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
+        value: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
+    ) -> torch.Tensor:  # [num_tokens, num_query_heads, head_dim]
+        """See `StepAttention.attend`."""
+        return self._layers[layer].attend(layer, query, key, value)
