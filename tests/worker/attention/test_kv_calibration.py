@@ -4,13 +4,14 @@ import pytest
 import torch
 from support.delegating_model import DelegatingModel
 from support.dense_attention import DenseCache, dense_forward
+from support.recording_model import RecordingModel
 from support.tiny_model import tiny_decoder
 
 from prefixcache_worker.attention.calibration import (
-    MARGIN,
+    MARGINS,
     CalibrationAttention,
     calibrate,
-    calibration_prompt,
+    spread_ids,
 )
 from prefixcache_worker.attention.kv_format import FP32, KvDtype, KvFormat, KvScales
 from prefixcache_worker.attention.quantize import MIN_SCALE
@@ -18,23 +19,28 @@ from prefixcache_worker.errors import ConfigError
 from prefixcache_worker.model.model import AttentionShape, AttentionWindow
 from prefixcache_worker.model.scripted_model import ScriptedModel
 
-INT8 = 127
 FIXED = [KvScales.HEAD, KvScales.TENSOR, KvScales.CHANNEL]
 
 
-def peaks_of(model):
-    """Largest magnitudes of keys and values over the prompt, by plain attention: [layers, heads, dim]."""
-    prompt = calibration_prompt(model).tolist()
-    cache = DenseCache(model.attention_shape)
-    dense_forward(model, [cache], [prompt], [len(prompt)])
-    return [torch.stack(rows).abs().amax(1) for rows in (cache.keys, cache.values)]
+TEXT_IDS = range(5, 900, 7)
 
 
+def peaks_of(model, prompts):
+    """Largest magnitudes of keys and values over the prompts, by plain attention: [layers, heads, dim]."""
+    caches = [DenseCache(model.attention_shape) for _ in prompts]
+    dense_forward(model, caches, prompts, [len(prompt) for prompt in prompts])
+    for kind in ("keys", "values"):
+        rows = [torch.cat([getattr(cache, kind)[layer] for cache in caches]) for layer in range(2)]
+        yield torch.stack(rows).abs().amax(1)
+
+
+@pytest.mark.parametrize("dtype", [KvDtype.INT8, KvDtype.INT4])
 @pytest.mark.parametrize("scales", FIXED)
-def test_a_scale_covers_the_peak_of_those_that_share_it_and_a_margin(scales):
+def test_a_scale_covers_the_peak_of_those_that_share_it_and_a_margin(scales, dtype):
     model = tiny_decoder()
-    fixed = calibrate(model, KvFormat(KvDtype.INT8, scales))
-    for kind, peak, scale in zip(("keys", "values"), peaks_of(model), fixed, strict=True):
+    fixed = calibrate(model, KvFormat(dtype, scales), text_ids=TEXT_IDS)
+    peaks = peaks_of(model, [spread_ids(model).tolist(), TEXT_IDS])
+    for kind, peak, scale in zip(("keys", "values"), peaks, fixed, strict=True):
         if scales is KvScales.HEAD:
             peak = peak.amax(2, keepdim=True).expand(2, 2, 16)
         if scales is KvScales.TENSOR:
@@ -42,7 +48,7 @@ def test_a_scale_covers_the_peak_of_those_that_share_it_and_a_margin(scales):
         if scales is KvScales.CHANNEL and kind == "values":
             assert scale is None
             continue
-        torch.testing.assert_close(scale, peak * MARGIN / INT8, atol=0, rtol=1e-4)
+        torch.testing.assert_close(scale, peak * MARGINS[dtype] / dtype.max_code, atol=0, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kv_format", [FP32, KvFormat(KvDtype.INT4, KvScales.TOKEN_HEAD)])
@@ -62,15 +68,23 @@ def test_the_same_model_gives_the_same_scales():
 
 
 @pytest.mark.parametrize(("vocabulary_size", "context_length"), [(1000, 4096), (2, 100), (151_936, 16)])
-def test_the_prompt_is_spread_over_the_vocabulary_and_fits_the_context(vocabulary_size, context_length):
+def test_the_ids_are_spread_over_the_vocabulary_and_fit_the_context(vocabulary_size, context_length):
     model = ScriptedModel([1], vocabulary_size=vocabulary_size, eos_token_id=0, context_length=context_length)
-    prompt = calibration_prompt(model)
+    prompt = spread_ids(model)
     assert len(prompt) == min(512, context_length)
     assert 0 <= prompt.min() <= prompt.max() < vocabulary_size
     eighths = torch.bincount(prompt * 8 // vocabulary_size, minlength=8)
     if vocabulary_size >= 8:
         assert eighths.min() >= len(prompt) // 8 - 1
-    assert torch.equal(prompt, calibration_prompt(model))
+    assert torch.equal(prompt, spread_ids(model))
+
+
+@pytest.mark.parametrize("num_text_ids", [0, 5, 600])
+def test_no_prompt_is_longer_than_the_context(num_text_ids):
+    model = RecordingModel(tiny_decoder(context_length=20))
+    calibrate(model, KvFormat(KvDtype.INT8, KvScales.HEAD), text_ids=[7] * num_text_ids)
+    lengths = [len(batch.token_ids) for batch in model.batches]
+    assert lengths == [20, *([min(num_text_ids, 20)] if num_text_ids else [])]
 
 
 def test_a_model_of_zero_rows_has_scales_too():

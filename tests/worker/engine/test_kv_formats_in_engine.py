@@ -12,7 +12,9 @@ from support.recording_model import RecordingModel
 from support.rounded_model import RoundedModel
 from support.tiny_model import tiny_decoder
 
+from prefixcache_worker.attention.calibration import calibrate
 from prefixcache_worker.attention.kv_format import KvDtype, KvFormat, KvScales
+from prefixcache_worker.attention.kv_store import NO_FIXED_SCALES
 
 FP16 = KvFormat(KvDtype.FP16)
 INT8 = KvFormat(KvDtype.INT8, KvScales.TOKEN_HEAD)
@@ -29,7 +31,7 @@ by_format = pytest.mark.parametrize("kv_format", SOME_FORMATS, ids=lambda kv_for
 
 @cache
 def rounded_model(kv_format):
-    return RoundedModel(reference_model(), kv_format)
+    return RoundedModel(reference_model(), kv_format, calibrate(reference_model(), kv_format))
 
 
 def expected(prompt, num_tokens, kv_format):
@@ -89,7 +91,7 @@ def test_b28_the_same_query_again_gets_the_same_answer(kv_format):
 def test_b76_every_combination_serves(kv_format, head_dim):
     """Cache on and off, chunked and at once, three block sizes; the second and third prompts hit."""
     model = tiny_decoder(num_query_heads=2, num_kv_heads=1, head_dim=head_dim)
-    rounded = RoundedModel(model, kv_format)
+    rounded = RoundedModel(model, kv_format, NO_FIXED_SCALES)
     prompts = [stream("a", 40), stream("a", 40) + stream("b", 9), stream("a", 33) + stream("c", 20)]
     answers = [dense_greedy(rounded, prompt, 3) for prompt in prompts]
     for use_cache, chunk, block_size in itertools.product((True, False), (512, 7), (8, 16, 32)):

@@ -10,7 +10,7 @@ import torch
 from support.tiny_loaded_model import loaded
 from support.tiny_model import tiny_decoder
 
-from prefixcache_worker.attention.calibration import calibrate
+from prefixcache_worker.attention.calibration import CALIBRATION_TEXT, calibrate
 from prefixcache_worker.attention.layout import LayoutOrder
 from prefixcache_worker.config import WorkerConfig
 from prefixcache_worker.errors import ConfigError
@@ -106,7 +106,8 @@ def test_the_pool_has_the_format_and_layout_of_the_settings():
     assert (worker.model.kv_dtype, worker.model.block_bytes) == ("int8/channel", 2 * 1024 + 128)
     assert worker.pool_size.num_requested_blocks == (1 << 20) // (2 * 1024 + 128)
     assert store.block_bytes == worker.model.block_bytes
-    assert torch.equal(store.keys.fixed_scale, calibrate(model, store.format).keys)
+    text_ids = loaded(model).tokenizer.encode(CALIBRATION_TEXT, add_special=True)
+    assert torch.equal(store.keys.fixed_scale, calibrate(model, store.format, text_ids=text_ids).keys)
     assert store.layout.order is LayoutOrder.HEAD_FIRST
 
 

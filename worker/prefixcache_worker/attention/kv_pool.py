@@ -36,7 +36,7 @@ class KvPool:
         self.format = row_format
         self.rows = layout.allocate(self._row_width, row_format.dtype.storage, device)
         self.scales = layout.allocate(1, SCALE_DTYPE, device)[..., 0] if row_format.has_row_scales else None
-        self.fixed_scale = None if fixed_scale is None else fixed_scale.to(device)
+        self.fixed_scale = None if fixed_scale is None else fixed_scale.to(device).contiguous()
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Everything that is stored slot by slot: [num_layers, num_slots, num_kv_heads, ...] each."""

@@ -13,7 +13,7 @@ import torch
 
 from prefixcache import PrefixCache
 from prefixcache_worker.attention.backend import choose_backend
-from prefixcache_worker.attention.calibration import calibrate
+from prefixcache_worker.attention.calibration import CALIBRATION_TEXT, calibrate
 from prefixcache_worker.attention.kv_format import KvFormat, choose_format
 from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.attention.layout import LayoutOrder
@@ -22,7 +22,6 @@ from prefixcache_worker.engine.engine import Engine, EngineConfig
 from prefixcache_worker.engine.engine_loop import EngineLoop
 from prefixcache_worker.errors import ConfigError
 from prefixcache_worker.model.loader import LoadedModel, load_model
-from prefixcache_worker.model.model import Model
 from prefixcache_worker.server.served_model import ServedModel
 
 MIN_POOL_BLOCKS = 2
@@ -96,7 +95,7 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
     context_length = _context_length(config, model.context_length)
     kv_format = choose_format(config.kv_dtype, config.kv_scales, model.attention_shape)
     pool_size = plan_pool(config, kv_format.block_bytes(model.attention_shape, config.block_size))
-    kv_store = _allocate_pool(model, config, kv_format, pool_size)
+    kv_store = _allocate_pool(loaded, config, kv_format, pool_size)
     engine = Engine(
         model=model,
         cache=PrefixCache(num_blocks=pool_size.num_blocks, block_size=config.block_size),
@@ -163,7 +162,9 @@ def _context_length(config: WorkerConfig, model_context_length: int) -> int:
     return config.context_length
 
 
-def _allocate_pool(model: Model, config: WorkerConfig, kv_format: KvFormat, pool_size: PoolSize) -> KvStore:
+def _allocate_pool(
+    loaded: LoadedModel, config: WorkerConfig, kv_format: KvFormat, pool_size: PoolSize
+) -> KvStore:
     flag = "--kv-memory" if config.kv_blocks is None else "--kv-blocks"
     does_not_fit = f"{flag}: a pool of {pool_size} does not fit"
     if config.device == "cpu" and pool_size.pool_bytes > (num_bytes := _memory_bytes()):
@@ -171,10 +172,11 @@ def _allocate_pool(model: Model, config: WorkerConfig, kv_format: KvFormat, pool
         raise ConfigError(
             f"{does_not_fit} the {format_memory(num_bytes)} of memory that there are; ask for less"
         )
-    fixed_scales = calibrate(model, kv_format, device=config.device)
+    text_ids = loaded.tokenizer.encode(CALIBRATION_TEXT, add_special=True)
+    fixed_scales = calibrate(loaded.model, kv_format, text_ids=text_ids, device=config.device)
     try:
         return KvStore(
-            model.attention_shape,
+            loaded.model.attention_shape,
             num_blocks=pool_size.num_blocks,
             block_size=config.block_size,
             kv_format=kv_format,
