@@ -92,7 +92,14 @@ def test_a_record_is_rows_then_scales_of_keys_then_of_values():
     expected = b"".join(part.contiguous().numpy().tobytes() for part in parts)
     assert store.read_blocks([2]) == expected
     assert store.read_blocks([2, 0])[: store.block_bytes] == expected
+
+
+def test_no_block_is_no_record():
+    store = make_store(FORMATS[0])
+    before = store.keys.rows.clone()
     assert store.read_blocks([]) == b""
+    store.write_blocks([], b"")
+    assert torch.equal(store.keys.rows, before)
 
 
 @pytest.mark.parametrize("block_ids", [[2], [2, 4, 0]])

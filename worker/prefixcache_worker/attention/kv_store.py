@@ -119,6 +119,8 @@ class KvStore:
         Requires: no block twice, and as many records as blocks.
         """
         assert len(records) == len(block_ids) * self.block_bytes
+        if not block_ids:
+            return
         slots = self._slots_of(block_ids)
         table = torch.frombuffer(bytearray(records), dtype=torch.uint8).view(-1, self.block_bytes)
         first = 0
