@@ -13,6 +13,7 @@ class DenseCache:
     """Keys and values of one sequence, layer by layer, each [num_tokens, num_kv_heads, head_dim]."""
 
     def __init__(self, shape: AttentionShape) -> None:
+        self.shape = shape
         empty = torch.empty(0, shape.num_kv_heads, shape.head_dim)
         self.keys = [empty] * shape.num_layers
         self.values = [empty] * shape.num_layers
@@ -54,8 +55,11 @@ def _attend_one(
     num_new, num_tokens = len(query), len(keys)
     group_size = query.shape[1] // key.shape[1]
     scores = torch.einsum("qhd,khd->hqk", query, keys.repeat_interleave(group_size, dim=1))
-    unseen = torch.ones(num_new, num_tokens, dtype=torch.bool).triu(num_tokens - num_new + 1)
-    weights = (scores * query.shape[2] ** -0.5).masked_fill(unseen, float("-inf")).softmax(dim=2)
+    rows, positions = torch.arange(num_tokens), torch.arange(num_tokens - num_new, num_tokens)[:, None]
+    unseen = rows > positions  # [num_new, num_tokens]
+    if window := cache.shape.window(layer):
+        unseen |= (rows <= positions - window.size) & (rows >= window.num_sinks)
+    weights = (scores * cache.shape.scale).masked_fill(unseen, float("-inf")).softmax(dim=2)
     return torch.einsum("hqk,khd->qhd", weights, values.repeat_interleave(group_size, dim=1))
 
 

@@ -32,12 +32,15 @@ def tiny_transformers_model(model_type: str = "llama", **changes: Any) -> PreTra
     """A transformers model with random weights in every tensor, biases and norms too."""
     config = AutoConfig.for_model(model_type, **(_SHAPE | changes))
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    is_gemma = model_type == "gemma3_text"  # stores how far a norm weight is from 1
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            is_norm = "norm" in name
-            parameter.copy_(1 + 0.2 * noise if is_norm else noise * (0.3 if noise.ndim == 2 else 0.5))
+            if "norm" in name:
+                parameter.copy_(0.2 * noise + (0 if is_gemma else 1))
+            else:
+                parameter.copy_(noise * (0.3 if noise.ndim == 2 else 0.5))
     return model
 
 
@@ -72,10 +75,13 @@ def save_tiny_gguf(
     architecture: str = "llama",
     leave_out: tuple[str, ...] = (),
     extra: dict[str, torch.Tensor] | None = None,
-    metadata: dict[str, str] | None = None,
+    metadata: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a llama model as llama.cpp's converter does: GGUF names, rotary partners side by side."""
-    config, state = model.config, model.state_dict()
+    """Write a model as llama.cpp's converter does: other names, whole norms, llama's rotary pairs adjacent.
+
+    `metadata` goes in as it is: what the converter would write of rope scaling and windows.
+    """
+    config = model.config
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name("tiny")
     writer.add_block_count(config.num_hidden_layers)
@@ -97,14 +103,8 @@ def save_tiny_gguf(
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     for key, value in (metadata or {}).items():
-        writer.add_string(key, value)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    tensors = {}
-    for name, tensor in state.items():
-        if "q_proj" in name or "k_proj" in name:
-            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
-            tensor = tensor.view(heads, 2, -1, config.hidden_size).transpose(1, 2).reshape(tensor.shape)
-        tensors[names.get_name(name, (".weight",))] = tensor
+        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+    tensors = _gguf_tensors(model, architecture)
     for name, tensor in (tensors | (extra or {})).items():
         if name not in leave_out:
             writer.add_tensor(name, tensor.contiguous().numpy())
@@ -113,3 +113,22 @@ def save_tiny_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _gguf_tensors(model: PreTrainedModel, architecture: str) -> dict[str, torch.Tensor]:
+    config = model.config
+    known = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(known.get(architecture, gguf.MODEL_ARCH.LLAMA), config.num_hidden_layers)
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if architecture == "gemma3" and "norm" in name:
+            tensor = tensor + 1
+        if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+            rows = tensor.view(heads, 2, -1, *tensor.shape[1:])
+            tensor = rows.transpose(1, 2).reshape(tensor.shape)
+        gguf_name = names.get_name(name, (".weight", ".bias"))
+        tensors[gguf_name] = tensor
+    return tensors

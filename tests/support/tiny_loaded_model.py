@@ -10,6 +10,7 @@ from prefixcache_worker.model.chat_template import ChatTemplate
 from prefixcache_worker.model.config import ModelConfig
 from prefixcache_worker.model.loader import LoadedModel
 from prefixcache_worker.model.model import Model
+from prefixcache_worker.model.rope import plain_rope
 from prefixcache_worker.model.tokenizer import Tokenizer
 
 SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<|turn|>")
@@ -51,7 +52,7 @@ def loaded(model: Model, *, add_bos: bool = False) -> LoadedModel:
         vocabulary_size=model.vocabulary_size,
         context_length=model.context_length,
         rms_norm_eps=1e-5,
-        rope_theta=10_000.0,
+        rope=plain_rope(10_000.0, shape.head_dim),
         bos_token_id=BOS_ID,
         eos_token_ids=(EOS_ID,),
     )

@@ -6,6 +6,7 @@ import torch
 
 from prefixcache_worker.model.config import ModelConfig
 from prefixcache_worker.model.decoder import Decoder, DecoderWeights, LayerWeights
+from prefixcache_worker.model.rope import plain_rope
 
 
 def tiny_decoder(
@@ -32,7 +33,7 @@ def tiny_decoder(
         vocabulary_size=vocabulary_size,
         context_length=context_length,
         rms_norm_eps=1e-5,
-        rope_theta=10_000.0,
+        rope=plain_rope(10_000.0, head_dim),
         bos_token_id=1,
         eos_token_ids=(2,),
     )

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 from prefixcache_worker.errors import ConfigError
 from prefixcache_worker.model.config import ModelConfig
 from prefixcache_worker.model.default_model import default_model_path
+from prefixcache_worker.model.rope import plain_rope
 from prefixcache_worker.model.tokenizer import Tokenizer
 from prefixcache_worker.model.tokenizer_files import tokenizer_from_gguf, tokenizer_from_json
 
@@ -83,7 +84,7 @@ def gguf_config(**changes) -> ModelConfig:
         "vocabulary_size": 300,
         "context_length": 64,
         "rms_norm_eps": 1e-5,
-        "rope_theta": 10_000.0,
+        "rope": plain_rope(10_000.0, 8),
         "bos_token_id": 1,
         "eos_token_ids": (2,),
     }

@@ -9,7 +9,8 @@ import torch
 from prefixcache_worker.model.config import ModelConfig
 from prefixcache_worker.model.linear import linear, pack_weight
 from prefixcache_worker.model.model import AttentionShape, ForwardBatch, StepAttention
-from prefixcache_worker.model.operators import rms_norm, rotate, silu_and_multiply
+from prefixcache_worker.model.operators import gelu_and_multiply, rms_norm, rotate, silu_and_multiply
+from prefixcache_worker.model.rope import Rope, RotaryTable, Rotation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +23,14 @@ class LayerWeights:
     query_norm: torch.Tensor | None = None  # [head_dim]
     key_norm: torch.Tensor | None = None  # [head_dim]
     attention_output: torch.Tensor  # [hidden_size, num_query_heads * head_dim]
+    attention_output_bias: torch.Tensor | None = None  # [hidden_size]
+    attention_post_norm: torch.Tensor | None = None  # [hidden_size]
     mlp_norm: torch.Tensor  # [hidden_size]
     gate_up: torch.Tensor  # [2 * intermediate_size, hidden_size]
+    gate_up_bias: torch.Tensor | None = None  # [2 * intermediate_size]
     down: torch.Tensor  # [hidden_size, intermediate_size]
+    down_bias: torch.Tensor | None = None  # [hidden_size]
+    mlp_post_norm: torch.Tensor | None = None  # [hidden_size]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +49,18 @@ class Decoder:
     def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
         """Packs the weights for the machine; the caller's own can be dropped."""
         self._config = config
+        self._attention_shape = config.attention_shape
         self._weights = _packed(weights)
-        self._cos, self._sin = rope_tables(config, device=weights.embedding.device)
+
+        def table(rope: Rope) -> RotaryTable:
+            return RotaryTable(rope, num_positions=config.context_length, device=weights.embedding.device)
+
+        self._rotary = table(config.rope)
+        self._local_rotary = table(config.local_rope) if config.local_rope else self._rotary
 
     @property
     def attention_shape(self) -> AttentionShape:
-        return self._config.attention_shape
+        return self._attention_shape
 
     @property
     def vocabulary_size(self) -> int:
@@ -65,17 +77,20 @@ class Decoder:
         Requires token ids inside the vocabulary and positions inside the context.
         """
         config, weights = self._config, self._weights
-        cos = self._cos[batch.positions].unsqueeze(1)  # [num_tokens, 1, head_dim / 2]
-        sin = self._sin[batch.positions].unsqueeze(1)
-        hidden = weights.embedding[batch.token_ids]  # [num_tokens, hidden_size]
+        eps = config.rms_norm_eps
+        full = self._rotary.at(batch.positions)
+        local = full if self._local_rotary is self._rotary else self._local_rotary.at(batch.positions)
+        hidden = weights.embedding[batch.token_ids] * config.embedding_scale  # [num_tokens, hidden_size]
         for index, layer in enumerate(weights.layers):
-            normed = rms_norm(hidden, layer.attention_norm, config.rms_norm_eps)
-            query, key, value = project_qkv(normed, layer, config, cos, sin)
+            rotation = local if self._attention_shape.window(index) else full
+            normed = rms_norm(hidden, layer.attention_norm, eps)
+            query, key, value = project_qkv(normed, layer, config, rotation)
             attended = attention.attend(index, query, key, value).flatten(1)
-            hidden = hidden + linear(attended, layer.attention_output)
-            normed = rms_norm(hidden, layer.mlp_norm, config.rms_norm_eps)
-            hidden = hidden + mlp(normed, layer)
-        final = rms_norm(hidden[batch.logit_rows], weights.final_norm, config.rms_norm_eps)
+            output = project(attended, layer.attention_output, layer.attention_output_bias)
+            hidden = hidden + norm_if_any(output, layer.attention_post_norm, eps)
+            normed = rms_norm(hidden, layer.mlp_norm, eps)
+            hidden = hidden + norm_if_any(mlp(normed, layer, config), layer.mlp_post_norm, eps)
+        final = rms_norm(hidden[batch.logit_rows], weights.final_norm, eps)
         return linear(final, weights.output).float()
 
 
@@ -93,37 +108,38 @@ def _packed(weights: DecoderWeights) -> DecoderWeights:
     return replace(weights, layers=layers, output=pack_weight(weights.output))
 
 
-def rope_tables(config: ModelConfig, *, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of every position: two tensors [context_length, head_dim / 2], float32."""
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    frequencies = 1.0 / config.rope_theta**exponents
-    positions = torch.arange(config.context_length, dtype=torch.float32)
-    angles = torch.outer(positions, frequencies).to(device)
-    return angles.cos(), angles.sin()
+def project(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Each row of `inputs` times `weight`, plus the bias if the model has one."""
+    product = linear(inputs, weight)
+    return product if bias is None else product + bias
+
+
+def norm_if_any(inputs: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """`rms_norm` if the model has this norm, else the inputs themselves."""
+    return inputs if weight is None else rms_norm(inputs, weight, eps)
 
 
 def project_qkv(
     normed: torch.Tensor,  # [num_tokens, hidden_size]
     layer: LayerWeights,
     config: ModelConfig,
-    cos: torch.Tensor,  # [num_tokens, 1, head_dim / 2]
-    sin: torch.Tensor,  # [num_tokens, 1, head_dim / 2]
+    rotation: Rotation,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Rotated query, rotated key, and value: each [num_tokens, heads, head_dim]."""
-    qkv = linear(normed, layer.qkv)
-    if layer.qkv_bias is not None:
-        qkv = qkv + layer.qkv_bias
     num_queries, num_keys = config.num_query_heads, config.num_kv_heads
+    qkv = project(normed, layer.qkv, layer.qkv_bias)
     heads = qkv.view(-1, num_queries + 2 * num_keys, config.head_dim)
     query_key, value = heads[:, : num_queries + num_keys], heads[:, num_queries + num_keys :]
     if layer.query_norm is not None and layer.key_norm is not None:
         query = rms_norm(query_key[:, :num_queries], layer.query_norm, config.rms_norm_eps)
         key = rms_norm(query_key[:, num_queries:], layer.key_norm, config.rms_norm_eps)
         query_key = torch.cat((query, key), dim=1)
-    rotated = rotate(query_key, cos, sin)
+    rotated = rotate(query_key, rotation.cos, rotation.sin)
     return rotated[:, :num_queries], rotated[:, num_queries:], value
 
 
-def mlp(normed: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
-    """SwiGLU: [num_tokens, hidden_size] to the same shape."""
-    return linear(silu_and_multiply(linear(normed, layer.gate_up)), layer.down)
+def mlp(normed: torch.Tensor, layer: LayerWeights, config: ModelConfig) -> torch.Tensor:
+    """The gated MLP: [num_tokens, hidden_size] to the same shape."""
+    gate_up = project(normed, layer.gate_up, layer.gate_up_bias)
+    gated = silu_and_multiply(gate_up) if config.activation == "silu" else gelu_and_multiply(gate_up)
+    return project(gated, layer.down, layer.down_bias)

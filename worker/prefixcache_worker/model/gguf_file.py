@@ -12,6 +12,7 @@ import torch
 from prefixcache_worker.errors import ConfigError
 
 _MAGIC = b"GGUF"
+_ROPE_DIVISORS_NAME = "rope_freqs.weight"
 _TENSOR_NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -29,6 +30,11 @@ _LAYER_TENSOR_NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+}
+_GEMMA3_NORM_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
 }
 
 
@@ -50,7 +56,13 @@ class GgufFile:
                 f"{path}: not a complete GGUF file ({error}); it is cut short or damaged, fetch it again."
             ) from error
         self.metadata: Mapping[str, Any] = metadata
-        self._tensors = {_common_name(tensor.name): tensor for tensor in reader.tensors}
+        is_gemma = metadata.get("general.architecture") == "gemma3"
+        self._layer_names = _LAYER_TENSOR_NAMES | (_GEMMA3_NORM_NAMES if is_gemma else {})
+        self._tensors = {self._common_name(tensor.name): tensor for tensor in reader.tensors}
+        has_divisors = _ROPE_DIVISORS_NAME in self._tensors
+        self.rope_divisors = self.load(_ROPE_DIVISORS_NAME).tolist() if has_divisors else None
+        """What each rotary frequency is divided by, fastest first: configuration in the form of a tensor."""
+        self._tensors.pop(_ROPE_DIVISORS_NAME, None)
 
     @property
     def description(self) -> str:
@@ -65,7 +77,7 @@ class GgufFile:
         return {name: tuple(int(n) for n in reversed(t.shape)) for name, t in self._tensors.items()}
 
     def name_in_file(self, name: str) -> str:
-        return str(self._tensors[name].name) if name in self._tensors else _gguf_name(name)
+        return str(self._tensors[name].name) if name in self._tensors else self._gguf_name(name)
 
     def load(self, name: str) -> torch.Tensor:
         """The tensor, dequantised to float32. Raises ConfigError for a quantisation gguf cannot undo."""
@@ -79,21 +91,19 @@ class GgufFile:
             ) from error
         return torch.tensor(values, dtype=torch.float32)  # copies: unquantised values still lie in the file
 
+    def _common_name(self, gguf_name: str) -> str:
+        stem, _, kind = gguf_name.rpartition(".")
+        if stem.startswith("blk."):
+            _, layer, part = stem.split(".", 2)
+            return f"model.layers.{layer}.{self._layer_names.get(part, part)}.{kind}"
+        return f"{_TENSOR_NAMES.get(stem, stem)}.{kind}"
 
-def _common_name(gguf_name: str) -> str:
-    stem, _, kind = gguf_name.rpartition(".")
-    if stem.startswith("blk."):
-        _, layer, part = stem.split(".", 2)
-        return f"model.layers.{layer}.{_LAYER_TENSOR_NAMES.get(part, part)}.{kind}"
-    return f"{_TENSOR_NAMES.get(stem, stem)}.{kind}"
-
-
-def _gguf_name(common_name: str) -> str:
-    stem, _, kind = common_name.rpartition(".")
-    if stem.startswith("model.layers."):
-        _, _, layer, part = stem.split(".", 3)
-        return f"blk.{layer}.{_key_of(_LAYER_TENSOR_NAMES, part)}.{kind}"
-    return f"{_key_of(_TENSOR_NAMES, stem)}.{kind}"
+    def _gguf_name(self, common_name: str) -> str:
+        stem, _, kind = common_name.rpartition(".")
+        if stem.startswith("model.layers."):
+            _, _, layer, part = stem.split(".", 3)
+            return f"blk.{layer}.{_key_of(self._layer_names, part)}.{kind}"
+        return f"{_key_of(_TENSOR_NAMES, stem)}.{kind}"
 
 
 def _key_of(names: dict[str, str], value: str) -> str:

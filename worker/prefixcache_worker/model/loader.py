@@ -12,7 +12,9 @@ import torch
 from prefixcache_worker.errors import ConfigError
 from prefixcache_worker.model.chat_template import ChatTemplate
 from prefixcache_worker.model.checkpoint_folder import CheckpointFolder
-from prefixcache_worker.model.config import ModelConfig, config_from_gguf, config_from_hugging_face
+from prefixcache_worker.model.config import ModelConfig
+from prefixcache_worker.model.config_gguf import config_from_gguf
+from prefixcache_worker.model.config_hugging_face import config_from_hugging_face
 from prefixcache_worker.model.decoder import Decoder
 from prefixcache_worker.model.default_model import default_model_path
 from prefixcache_worker.model.gguf_file import GgufFile
@@ -53,8 +55,7 @@ def load_model(path: str | None = None, *, device: str = "cpu") -> LoadedModel:
 def _load_gguf(path: Path, device: torch.device) -> LoadedModel:
     file = GgufFile(path)
     source, metadata = file.description, file.metadata
-    has_output = "lm_head.weight" in file.shapes()
-    config = config_from_gguf(metadata, has_output_tensor=has_output, source=source)
+    config = config_from_gguf(file)
     tokenizer = tokenizer_from_gguf(metadata, config, source=source)
     tokens = metadata["tokenizer.ggml.tokens"]
     special_tokens = {

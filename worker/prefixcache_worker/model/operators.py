@@ -28,3 +28,11 @@ def silu_and_multiply(
     """The gate of SwiGLU (Shazeer 2020)."""
     gate, up = gate_up.chunk(2, dim=1)
     return F.silu(gate) * up
+
+
+def gelu_and_multiply(
+    gate_up: torch.Tensor,  # [num_tokens, 2 * intermediate_size]: gates, then what they let through
+) -> torch.Tensor:  # [num_tokens, intermediate_size]
+    """The gate of GeGLU (Shazeer 2020), with the tanh form of GELU (Hendrycks & Gimpel 2016)."""
+    gate, up = gate_up.chunk(2, dim=1)
+    return F.gelu(gate, approximate="tanh") * up

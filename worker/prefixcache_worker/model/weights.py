@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import xxhash
@@ -56,7 +56,7 @@ def load_weights(source: TensorSource, config: ModelConfig, *, device: torch.dev
     return DecoderWeights(
         embedding=embedding,
         layers=tuple(_load_layer(source, config, index, device) for index in range(config.num_layers)),
-        final_norm=load("model.norm.weight"),
+        final_norm=load("model.norm.weight") + config.norm_offset,
         output=embedding if config.tie_word_embeddings else load("lm_head.weight"),
     )
 
@@ -78,7 +78,10 @@ def _load_layer(source: TensorSource, config: ModelConfig, index: int, device: t
     def load(part: str, kind: str = "weight") -> torch.Tensor:
         return source.load(f"model.layers.{index}.{part}.{kind}")
 
-    def load_rotated(part: str, num_heads: int, kind: str = "weight") -> torch.Tensor:
+    def load_norm(part: str) -> torch.Tensor:
+        return (load(part) + config.norm_offset).to(device)
+
+    def load_rotated(part: str, num_heads: int, kind: str) -> torch.Tensor:
         tensor = load(part, kind)
         return _half_split(tensor, num_heads) if config.rope_interleaved else tensor
 
@@ -91,16 +94,48 @@ def _load_layer(source: TensorSource, config: ModelConfig, index: int, device: t
             )
         ).to(device)
 
+    def load_gate_up(kind: str) -> torch.Tensor:
+        return torch.cat((load("mlp.gate_proj", kind), load("mlp.up_proj", kind))).to(device)
+
+    norms = _norm_names(config)
     return LayerWeights(
-        attention_norm=load("input_layernorm").to(device),
+        attention_norm=load_norm(norms.attention),
         qkv=load_qkv("weight"),
         qkv_bias=load_qkv("bias") if config.qkv_bias else None,
-        query_norm=load("self_attn.q_norm").to(device) if config.qk_norm else None,
-        key_norm=load("self_attn.k_norm").to(device) if config.qk_norm else None,
+        query_norm=load_norm("self_attn.q_norm") if config.qk_norm else None,
+        key_norm=load_norm("self_attn.k_norm") if config.qk_norm else None,
         attention_output=load("self_attn.o_proj").to(device),
-        mlp_norm=load("post_attention_layernorm").to(device),
-        gate_up=torch.cat((load("mlp.gate_proj"), load("mlp.up_proj"))).to(device),
+        attention_output_bias=(
+            load("self_attn.o_proj", "bias").to(device) if config.attention_output_bias else None
+        ),
+        attention_post_norm=load_norm(norms.attention_post) if norms.attention_post else None,
+        mlp_norm=load_norm(norms.mlp),
+        gate_up=load_gate_up("weight"),
+        gate_up_bias=load_gate_up("bias") if config.mlp_bias else None,
         down=load("mlp.down_proj").to(device),
+        down_bias=load("mlp.down_proj", "bias").to(device) if config.mlp_bias else None,
+        mlp_post_norm=load_norm(norms.mlp_post) if norms.mlp_post else None,
+    )
+
+
+class _NormNames(NamedTuple):
+    """What a checkpoint calls a layer's norms; None: the layer has no such norm."""
+
+    attention: str
+    mlp: str
+    attention_post: str | None = None
+    mlp_post: str | None = None
+
+
+def _norm_names(config: ModelConfig) -> _NormNames:
+    """With post-norms, "post attention" names the one behind attention; without, the one before the MLP."""
+    if not config.post_norms:
+        return _NormNames("input_layernorm", "post_attention_layernorm")
+    return _NormNames(
+        "input_layernorm",
+        "pre_feedforward_layernorm",
+        "post_attention_layernorm",
+        "post_feedforward_layernorm",
     )
 
 
@@ -121,20 +156,25 @@ def _expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     num_query_rows = config.num_query_heads * config.head_dim
     num_kv_rows = config.num_kv_heads * config.head_dim
     layer: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (hidden,),
         "self_attn.q_proj.weight": (num_query_rows, hidden),
         "self_attn.k_proj.weight": (num_kv_rows, hidden),
         "self_attn.v_proj.weight": (num_kv_rows, hidden),
         "self_attn.o_proj.weight": (hidden, num_query_rows),
-        "post_attention_layernorm.weight": (hidden,),
         "mlp.gate_proj.weight": (intermediate, hidden),
         "mlp.up_proj.weight": (intermediate, hidden),
         "mlp.down_proj.weight": (hidden, intermediate),
     }
+    layer |= {f"{norm}.weight": (hidden,) for norm in _norm_names(config) if norm}
     if config.qkv_bias:
         layer["self_attn.q_proj.bias"] = (num_query_rows,)
         layer["self_attn.k_proj.bias"] = (num_kv_rows,)
         layer["self_attn.v_proj.bias"] = (num_kv_rows,)
+    if config.attention_output_bias:
+        layer["self_attn.o_proj.bias"] = (hidden,)
+    if config.mlp_bias:
+        layer["mlp.gate_proj.bias"] = (intermediate,)
+        layer["mlp.up_proj.bias"] = (intermediate,)
+        layer["mlp.down_proj.bias"] = (hidden,)
     if config.qk_norm:
         layer["self_attn.q_norm.weight"] = (config.head_dim,)
         layer["self_attn.k_norm.weight"] = (config.head_dim,)

@@ -1,0 +1,160 @@
+"""A decoder's shape from the metadata of a GGUF file, in the keys that llama.cpp writes and reads."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from prefixcache_worker.errors import ConfigError
+from prefixcache_worker.model.config import ModelConfig
+from prefixcache_worker.model.fields import Fields, unique_ids
+from prefixcache_worker.model.gguf_file import GgufFile
+from prefixcache_worker.model.model import AttentionWindow
+from prefixcache_worker.model.rope import Rope, divided_rope, linear_rope, plain_rope, yarn_rope
+
+SUPPORTED_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
+"""As GGUF files call them; Mistral and SmolLM2 are "llama" there."""
+
+_SUPPORTED_ROPES = ("none", "linear", "yarn")
+_UNSUPPORTED_KEYS = (
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "rope.scaling.attn_factor",
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_ext_factor",
+    "rope.scaling.yarn_log_multiplier",
+)
+_GEMMA3_27B_LAYERS = 62
+
+
+def config_from_gguf(file: GgufFile) -> ModelConfig:
+    """Read the shape from a file's metadata; which biases and heads there are, its tensors say.
+
+    Raises ConfigError for what the decoder cannot compute, a missing key, or keys that contradict each other.
+    """
+    metadata, source = file.metadata, file.description
+    architecture = str(Fields(metadata, source).require("general.architecture"))
+    if architecture not in SUPPORTED_ARCHITECTURES:
+        raise ConfigError(
+            f"{source}: architecture {architecture!r} is not supported; "
+            f"supported are {', '.join(SUPPORTED_ARCHITECTURES)}."
+        )
+    for key in _UNSUPPORTED_KEYS:
+        if f"{architecture}.{key}" in metadata:
+            raise ConfigError(
+                f"{source}: {architecture}.{key} is not supported; use a model whose file does not have it."
+            )
+    own = {key.removeprefix(f"{architecture}."): value for key, value in metadata.items()}
+    fields = Fields(own, f"{source}: {architecture}")
+    is_gemma = architecture == "gemma3"
+    num_layers = fields.count("block_count")
+    hidden_size = fields.count("embedding_length")
+    num_query_heads = fields.count("attention.head_count")
+    head_dim = _head_dim(fields, hidden_size // num_query_heads)
+    windows = _windows(fields, num_layers, default_period=6 if is_gemma else 1)
+    tensor_names = file.shapes().keys()
+    rope = _rope(fields, head_dim, file.rope_divisors)
+    local_rope = plain_rope(fields.number("rope.freq_base_swa", 10_000.0), head_dim) if is_gemma else rope
+    score_head_dim = hidden_size // num_query_heads if num_layers == _GEMMA3_27B_LAYERS else head_dim
+    bos = metadata.get("tokenizer.ggml.bos_token_id")
+    eos = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+    return ModelConfig(
+        architecture=architecture,
+        name=str(metadata.get("general.name", architecture)),
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        intermediate_size=fields.count("feed_forward_length"),
+        num_query_heads=num_query_heads,
+        num_kv_heads=fields.count("attention.head_count_kv", num_query_heads),
+        head_dim=head_dim,
+        vocabulary_size=len(Fields(metadata, source).require("tokenizer.ggml.tokens")),
+        context_length=fields.count("context_length"),
+        rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
+        rope=rope,
+        local_rope=local_rope if windows and local_rope != rope else None,
+        windows=windows,
+        score_scale=score_head_dim**-0.5 if is_gemma else None,
+        activation="gelu_tanh" if is_gemma else "silu",
+        embedding_scale=hidden_size**0.5 if is_gemma else 1.0,
+        rope_interleaved=architecture == "llama",
+        tie_word_embeddings="lm_head.weight" not in tensor_names,
+        qkv_bias=architecture == "qwen2" or _has_bias(tensor_names, "self_attn.q_proj"),
+        attention_output_bias=_has_bias(tensor_names, "self_attn.o_proj"),
+        mlp_bias=_has_bias(tensor_names, "mlp.down_proj"),
+        qk_norm=architecture in ("qwen3", "gemma3"),
+        post_norms=is_gemma,
+        bos_token_id=None if bos is None else int(bos),
+        eos_token_ids=unique_ids(eos),
+    ).check(source)
+
+
+def _head_dim(fields: Fields, default: int) -> int:
+    head_dim = fields.count("attention.key_length", default)
+    for what, key in (
+        ("values", "attention.value_length"),
+        ("rotary positions", "rope.dimension_count"),
+    ):
+        if (size := fields.count(key, head_dim)) != head_dim:
+            raise ConfigError(
+                f"{fields.source}.{key}: {what} on {size} of {head_dim} head elements are not supported; "
+                "use a model with keys and values of one size that rotates whole heads."
+            )
+    return head_dim
+
+
+def _has_bias(tensor_names: Collection[str], part: str) -> bool:
+    return f"model.layers.0.{part}.bias" in tensor_names
+
+
+def _windows(fields: Fields, num_layers: int, *, default_period: int) -> tuple[AttentionWindow | None, ...]:
+    """Without a pattern the default: of `default_period` layers the last is full; of a period of 1, none."""
+    if fields.values.get("attention.sliding_window") in (None, 0):
+        return ()
+    window = AttentionWindow(fields.count("attention.sliding_window"))
+    pattern = fields.values.get("attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        slides = [bool(slide) for slide in pattern]
+        if len(slides) != num_layers:
+            raise ConfigError(
+                f"{fields.source}.attention.sliding_window_pattern names {len(slides)} layers, "
+                f"{fields.source}.block_count says {num_layers}; the two do not belong together."
+            )
+    else:
+        period = fields.count("attention.sliding_window_pattern", default_period)
+        slides = [period == 1 or (layer + 1) % period != 0 for layer in range(num_layers)]
+    return tuple(window if slide else None for slide in slides) if any(slides) else ()
+
+
+def _rope(fields: Fields, head_dim: int, divisors: Sequence[float] | None) -> Rope:
+    """Llama 3.1's scaling has no key: its files hold what each frequency is divided by."""
+    theta = fields.number("rope.freq_base", 10_000.0)
+    kind = fields.values.get("rope.scaling.type", "linear")  # llama.cpp takes a bare factor for linear
+    if kind not in _SUPPORTED_ROPES:
+        raise ConfigError(
+            f"{fields.source}: rope scaling {kind!r} is not supported; "
+            f"supported are {', '.join(_SUPPORTED_ROPES)}."
+        )
+    factor = 1.0 if kind == "none" else fields.number("rope.scaling.factor", 1.0)
+    if divisors is not None:
+        if factor != 1:
+            raise ConfigError(
+                f"{fields.source}: rope scaling {kind!r} by {factor} and a tensor of rotary divisors "
+                "(rope_freqs.weight) exclude each other; use a file with one of the two."
+            )
+        if len(divisors) != head_dim // 2:
+            raise ConfigError(
+                f"{fields.source}: tensor rope_freqs.weight has {len(divisors)} rotary divisors, heads of "
+                f"{head_dim} elements need {head_dim // 2}; weights and metadata do not belong together."
+            )
+        return divided_rope(theta, head_dim, divisors=divisors)
+    if kind == "yarn":
+        return yarn_rope(
+            theta,
+            head_dim,
+            factor=factor,
+            original_context_length=fields.count(
+                "rope.scaling.original_context_length", fields.count("context_length")
+            ),
+            beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
+        )
+    return linear_rope(theta, head_dim, factor=factor) if factor != 1 else plain_rope(theta, head_dim)

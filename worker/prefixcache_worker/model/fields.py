@@ -1,0 +1,49 @@
+"""Named values of a model file, read with the errors a user can act on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from prefixcache_worker.errors import ConfigError
+
+
+class Fields:
+    """A mapping whose missing and impossible values are ConfigErrors that name the file."""
+
+    def __init__(self, values: Mapping[str, Any], source: str) -> None:
+        self.values = values
+        self.source = source
+
+    def require(self, key: str) -> Any:
+        value = self.values.get(key)
+        if value is None:
+            raise ConfigError(f"{self.source}: {key} is missing; the file is incomplete, fetch it again.")
+        return value
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A whole number above 0. Missing or null: `default`, and an error where that is None."""
+        return int(self._checked(key, default, "a whole number above 0", lambda value: value % 1 == 0))
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number above 0. Missing or null: `default`, and an error where that is None."""
+        return float(self._checked(key, default, "a number above 0", math.isfinite))
+
+    def _checked(self, key: str, default: float | None, kind: str, accepts: Callable[[float], bool]) -> float:
+        if default is not None and self.values.get(key) is None:
+            return default
+        value = self.require(key)
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 and accepts(value):
+            return value
+        raise ConfigError(f"{self.source}: {key} is {value!r}, not {kind}; fetch the file again.")
+
+
+def unique_ids(values: list[Any]) -> tuple[int, ...]:
+    """Flatten ids, lists of ids and None, keeping the order."""
+    ids: dict[int, None] = {}
+    for value in values:
+        for token_id in value if isinstance(value, list) else [value]:
+            if token_id is not None:
+                ids[int(token_id)] = None
+    return tuple(ids)
