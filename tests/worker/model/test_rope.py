@@ -25,7 +25,15 @@ LLAMA3 = llama3_rope(
     THETA, HEAD_DIM, factor=FACTOR, low_freq_factor=1.0, high_freq_factor=4.0, original_context_length=LENGTH
 )
 YARN = yarn_rope(THETA, HEAD_DIM, factor=FACTOR, original_context_length=LENGTH)
-LINEAR = linear_rope(THETA, HEAD_DIM, factor=FACTOR)
+ROPES = {
+    "plain": PLAIN,
+    "linear": linear_rope(THETA, HEAD_DIM, factor=FACTOR),
+    "llama3": LLAMA3,
+    "yarn": YARN,
+}
+TABLES = {
+    name: RotaryTable(rope, num_positions=1000, device=torch.device("cpu")) for name, rope in ROPES.items()
+}
 
 
 def test_plain_frequencies_fall_from_one_in_a_geometric_row():
@@ -83,27 +91,28 @@ def test_yarn_over_no_range_is_a_step():
     assert all(share == 1.0 or share == pytest.approx(1 / FACTOR) for share in kept)
 
 
-@pytest.mark.parametrize("rope", [PLAIN, LINEAR, LLAMA3, YARN], ids=["plain", "linear", "llama3", "yarn"])
-@given(query_at=st.integers(0, 900), key_at=st.integers(0, 900), shift=st.integers(0, 99))
-def test_a_score_depends_on_the_distance_only(rope, query_at, key_at, shift):
-    table = RotaryTable(rope, num_positions=1000, device=torch.device("cpu"))
+@given(
+    name=st.sampled_from(sorted(TABLES)),
+    query_at=st.integers(0, 900),
+    key_at=st.integers(0, 900),
+    shift=st.integers(0, 99),
+)
+def test_a_score_depends_on_the_distance_only(name, query_at, key_at, shift):
     query, key = torch.randn(2, 1, 1, HEAD_DIM, generator=torch.Generator().manual_seed(0))
 
     def score(query_at: int, key_at: int) -> float:
-        rotated = [
-            rotate(heads, *table.at(torch.tensor([position])))
-            for heads, position in ((query, query_at), (key, key_at))
-        ]
-        return float((rotated[0] * rotated[1]).sum())
+        rotated_query = rotate(query, *TABLES[name].at(torch.tensor([query_at])))
+        return float((rotated_query * rotate(key, *TABLES[name].at(torch.tensor([key_at])))).sum())
 
     expected = score(query_at, key_at)
     assert score(query_at + shift, key_at + shift) == pytest.approx(expected, abs=2e-3)
     if query_at == key_at:
-        assert expected == pytest.approx(rope.amplitude**2 * float((query * key).sum()), abs=2e-3)
+        unrotated = float((query * key).sum())
+        assert expected == pytest.approx(ROPES[name].amplitude ** 2 * unrotated, abs=2e-3)
 
 
 def test_a_position_has_the_same_bits_in_every_batch():
-    table = RotaryTable(YARN, num_positions=1000, device=torch.device("cpu"))
+    table = TABLES["yarn"]
     alone, together = table.at(torch.tensor([777])), table.at(torch.arange(1000))
     assert torch.equal(alone.cos[0], together.cos[777])
     assert torch.equal(alone.sin[0], together.sin[777])

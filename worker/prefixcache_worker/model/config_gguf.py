@@ -31,20 +31,19 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
 
     Raises ConfigError for what the decoder cannot compute, a missing key, or keys that contradict each other.
     """
-    metadata, source = file.metadata, file.description
-    architecture = str(Fields(metadata, source).require("general.architecture"))
+    source, whole = file.description, Fields(file.metadata, file.description)
+    architecture = str(whole.require("general.architecture"))
     if architecture not in SUPPORTED_ARCHITECTURES:
         raise ConfigError(
             f"{source}: architecture {architecture!r} is not supported; "
             f"supported are {', '.join(SUPPORTED_ARCHITECTURES)}."
         )
+    fields = Fields(file.metadata, source, prefix=f"{architecture}.")
     for key in _UNSUPPORTED_KEYS:
-        if f"{architecture}.{key}" in metadata:
+        if fields.get(key) is not None:
             raise ConfigError(
                 f"{source}: {architecture}.{key} is not supported; use a model whose file does not have it."
             )
-    own = {key.removeprefix(f"{architecture}."): value for key, value in metadata.items()}
-    fields = Fields(own, f"{source}: {architecture}")
     is_gemma = architecture == "gemma3"
     num_layers = fields.count("block_count")
     hidden_size = fields.count("embedding_length")
@@ -55,18 +54,18 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
     rope = _rope(fields, head_dim, file.rope_divisors)
     local_rope = plain_rope(fields.number("rope.freq_base_swa", 10_000.0), head_dim) if is_gemma else rope
     score_head_dim = hidden_size // num_query_heads if num_layers == _GEMMA3_27B_LAYERS else head_dim
-    bos = metadata.get("tokenizer.ggml.bos_token_id")
-    eos = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+    bos = whole.get("tokenizer.ggml.bos_token_id")
+    eos = [whole.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
     return ModelConfig(
         architecture=architecture,
-        name=str(metadata.get("general.name", architecture)),
+        name=str(whole.get("general.name", architecture)),
         num_layers=num_layers,
         hidden_size=hidden_size,
         intermediate_size=fields.count("feed_forward_length"),
         num_query_heads=num_query_heads,
         num_kv_heads=fields.count("attention.head_count_kv", num_query_heads),
         head_dim=head_dim,
-        vocabulary_size=len(Fields(metadata, source).require("tokenizer.ggml.tokens")),
+        vocabulary_size=len(whole.require("tokenizer.ggml.tokens")),
         context_length=fields.count("context_length"),
         rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
         rope=rope,
@@ -95,8 +94,8 @@ def _head_dim(fields: Fields, default: int) -> int:
     ):
         if (size := fields.count(key, head_dim)) != head_dim:
             raise ConfigError(
-                f"{fields.source}.{key}: {what} on {size} of {head_dim} head elements are not supported; "
-                "use a model with keys and values of one size that rotates whole heads."
+                f"{fields.source}: {key} says {what} on {size} of {head_dim} head elements, which is not "
+                "supported; use a model with keys and values of one size that rotates whole heads."
             )
     return head_dim
 
@@ -107,16 +106,16 @@ def _has_bias(tensor_names: Collection[str], part: str) -> bool:
 
 def _windows(fields: Fields, num_layers: int, *, default_period: int) -> tuple[AttentionWindow | None, ...]:
     """Without a pattern the default: of `default_period` layers the last is full; of a period of 1, none."""
-    if fields.values.get("attention.sliding_window") in (None, 0):
+    if fields.get("attention.sliding_window") in (None, 0):
         return ()
     window = AttentionWindow(fields.count("attention.sliding_window"))
-    pattern = fields.values.get("attention.sliding_window_pattern")
+    pattern = fields.get("attention.sliding_window_pattern")
     if isinstance(pattern, list):
         slides = [bool(slide) for slide in pattern]
         if len(slides) != num_layers:
             raise ConfigError(
-                f"{fields.source}.attention.sliding_window_pattern names {len(slides)} layers, "
-                f"{fields.source}.block_count says {num_layers}; the two do not belong together."
+                f"{fields.source}: attention.sliding_window_pattern names {len(slides)} layers, "
+                f"block_count says {num_layers}; the two do not belong together."
             )
     else:
         period = fields.count("attention.sliding_window_pattern", default_period)
@@ -127,7 +126,7 @@ def _windows(fields: Fields, num_layers: int, *, default_period: int) -> tuple[A
 def _rope(fields: Fields, head_dim: int, divisors: Sequence[float] | None) -> Rope:
     """Llama 3.1's scaling has no key: its files hold what each frequency is divided by."""
     theta = fields.number("rope.freq_base", 10_000.0)
-    kind = fields.values.get("rope.scaling.type", "linear")  # llama.cpp takes a bare factor for linear
+    kind = fields.get("rope.scaling.type", "linear")  # llama.cpp takes a bare factor for linear
     if kind not in _SUPPORTED_ROPES:
         raise ConfigError(
             f"{fields.source}: rope scaling {kind!r} is not supported; "

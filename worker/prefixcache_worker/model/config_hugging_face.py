@@ -91,8 +91,8 @@ def config_from_hugging_face(
 
 
 def _activation(fields: Fields) -> Activation:
-    key = "hidden_activation" if fields.values.get("hidden_activation") else "hidden_act"
-    name = fields.values.get(key, "silu")
+    key = "hidden_activation" if fields.get("hidden_activation") else "hidden_act"
+    name = fields.get(key, "silu")
     if name not in _ACTIVATIONS:
         raise ConfigError(
             f"{fields.source}: {key} {name!r} is not supported; supported are {', '.join(_ACTIVATIONS)}."
@@ -105,11 +105,10 @@ def _activation(fields: Fields) -> Activation:
 
 def _windows(fields: Fields, model_type: str, num_layers: int) -> tuple[AttentionWindow | None, ...]:
     """The window of each layer; empty if no layer has one. Raises ConfigError if the keys disagree."""
-    values = fields.values
     uses_window = {"llama": False, "mistral": True, "gemma3_text": True}.get(
-        model_type, bool(values.get("use_sliding_window"))
+        model_type, bool(fields.get("use_sliding_window"))
     )
-    size = values.get("sliding_window", 4096) if uses_window else None
+    size = fields.get("sliding_window", 4096) if uses_window else None
     layer_types = _layer_types(fields, model_type, num_layers, has_window=size is not None)
     if _SLIDING not in layer_types:
         return ()
@@ -124,7 +123,7 @@ def _windows(fields: Fields, model_type: str, num_layers: int) -> tuple[Attentio
 
 
 def _layer_types(fields: Fields, model_type: str, num_layers: int, *, has_window: bool) -> list[str]:
-    given = fields.values.get("layer_types")
+    given = fields.get("layer_types")
     match model_type:
         case "llama" | "mistral":  # all layers alike
             slides = [has_window] * num_layers
@@ -132,7 +131,7 @@ def _layer_types(fields: Fields, model_type: str, num_layers: int, *, has_window
             period = fields.count("sliding_window_pattern", 6)
             slides = [(layer + 1) % period != 0 for layer in range(num_layers)]
         case _:
-            first = int(fields.values.get("max_window_layers", 28))
+            first = int(fields.get("max_window_layers", 28))
             slides = [has_window and layer >= first for layer in range(num_layers)]
     derived = [_SLIDING if slide else _FULL for slide in slides]
     if given is None:
@@ -164,10 +163,9 @@ def _ropes(fields: Fields, model_type: str, head_dim: int) -> tuple[Rope, Rope |
     transformers 5 writes `rope_parameters`, one for all layers or one for each layer type; before, there were
     `rope_theta`, `rope_scaling` and, for Gemma's local layers, `rope_local_base_freq`.
     """
-    values = fields.values
-    given = values.get("rope_parameters") or {}
+    given = fields.get("rope_parameters") or {}
     is_nested = _FULL in given or _SLIDING in given
-    full = given.get(_FULL) if is_nested else given or values.get("rope_scaling")
+    full = given.get(_FULL) if is_nested else given or fields.get("rope_scaling")
     local = given.get(_SLIDING) if is_nested else None
     is_gemma = model_type == "gemma3_text"
     theta = fields.number("rope_theta", 1_000_000.0 if is_gemma else 10_000.0)
@@ -191,7 +189,7 @@ def _rope(fields: Fields, given: Mapping[str, Any], default_theta: float, head_d
         raise ConfigError(
             f"{source}: rope scaling {kind!r} is not supported; supported are {', '.join(_SUPPORTED_ROPES)}."
         )
-    rotated = given.get("partial_rotary_factor", fields.values.get("partial_rotary_factor"))
+    rotated = given.get("partial_rotary_factor", fields.get("partial_rotary_factor"))
     if rotated not in (None, 1):
         raise ConfigError(
             f"{source}: partial_rotary_factor {rotated} is not supported; "
@@ -242,10 +240,9 @@ def _llama3_rope(parameters: Fields, theta: float, head_dim: int, original_lengt
 
 def _yarn_amplitude(parameters: Fields, factor: float) -> float | None:
     """The file's own, or the ratio of DeepSeek's two weights; None: it has neither."""
-    given = parameters.values
-    if given.get("attention_factor") is not None:
+    if parameters.get("attention_factor") is not None:
         return parameters.number("attention_factor")
-    if given.get("mscale") and given.get("mscale_all_dim"):
+    if parameters.get("mscale") and parameters.get("mscale_all_dim"):
         weight, weight_of_all = parameters.number("mscale"), parameters.number("mscale_all_dim")
         return yarn_amplitude(factor, weight) / yarn_amplitude(factor, weight_of_all)
     return None

@@ -12,14 +12,21 @@ from prefixcache_worker.errors import ConfigError
 class Fields:
     """A mapping whose missing and impossible values are ConfigErrors that name the file."""
 
-    def __init__(self, values: Mapping[str, Any], source: str) -> None:
-        self.values = values
+    def __init__(self, values: Mapping[str, Any], source: str, *, prefix: str = "") -> None:
+        """`source` names the file; `prefix` stands before every key."""
         self.source = source
+        self._values = values
+        self._prefix = prefix
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value as it is; `default` if the key is missing, None if its value is null."""
+        return self._values.get(self._prefix + key, default)
 
     def require(self, key: str) -> Any:
-        value = self.values.get(key)
+        """The value as it is. Raises ConfigError if it is missing or null."""
+        value = self.get(key)
         if value is None:
-            raise ConfigError(f"{self.source}: {key} is missing; the file is incomplete, fetch it again.")
+            raise ConfigError(f"{self._name(key)} is missing; the file is incomplete, fetch it again.")
         return value
 
     def count(self, key: str, default: int | None = None) -> int:
@@ -31,12 +38,15 @@ class Fields:
         return float(self._checked(key, default, "a number above 0", math.isfinite))
 
     def _checked(self, key: str, default: float | None, kind: str, accepts: Callable[[float], bool]) -> float:
-        if default is not None and self.values.get(key) is None:
+        if default is not None and self.get(key) is None:
             return default
         value = self.require(key)
         if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 and accepts(value):
             return value
-        raise ConfigError(f"{self.source}: {key} is {value!r}, not {kind}; fetch the file again.")
+        raise ConfigError(f"{self._name(key)} is {value!r}, not {kind}; fetch the file again.")
+
+    def _name(self, key: str) -> str:
+        return f"{self.source}: {self._prefix}{key}"
 
 
 def unique_ids(values: list[Any]) -> tuple[int, ...]:
