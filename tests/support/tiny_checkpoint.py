@@ -91,6 +91,8 @@ def save_tiny_gguf(
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_dimension_count(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
@@ -103,7 +105,9 @@ def save_tiny_gguf(
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     for key, value in (metadata or {}).items():
-        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+        value_type = gguf.GGUFValueType.get_type(value)
+        is_count = value_type is gguf.GGUFValueType.INT32
+        writer.add_key_value(key, value, gguf.GGUFValueType.UINT32 if is_count else value_type)
     tensors = _gguf_tensors(model, architecture)
     for name, tensor in (tensors | (extra or {})).items():
         if name not in leave_out:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+import torch
 from support.transformers_reference import load_reference_tokenizer
 from transformers import PreTrainedTokenizerBase
 
@@ -18,3 +21,12 @@ def default_model() -> LoadedModel:
 @pytest.fixture(scope="session")
 def reference_tokenizer() -> PreTrainedTokenizerBase:
     return load_reference_tokenizer(default_model_path())
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For tiny models: a second thread would not help them, and on a busy machine they would wait for it."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)

@@ -20,6 +20,8 @@ from prefixcache_worker.model.config_gguf import config_from_gguf
 from prefixcache_worker.model.gguf_file import GgufFile
 from prefixcache_worker.model.loader import load_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TOLERANCE = 1e-4
 WINDOW = 13
 

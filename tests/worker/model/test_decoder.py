@@ -20,6 +20,8 @@ from transformers import AutoModelForCausalLM
 from prefixcache_worker.model.loader import load_model
 from prefixcache_worker.model.model import ForwardBatch
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TOLERANCE = 1e-4
 
 

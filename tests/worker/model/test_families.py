@@ -16,6 +16,8 @@ from support.tiny_checkpoint import (
 
 from prefixcache_worker.model.loader import load_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TOLERANCE = 1e-4
 WINDOW = 13
 

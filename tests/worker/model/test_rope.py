@@ -19,6 +19,8 @@ from prefixcache_worker.model.rope import (
     yarn_rope,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 THETA, HEAD_DIM, FACTOR, LENGTH = 10_000.0, 64, 8.0, 512
 PLAIN = plain_rope(THETA, HEAD_DIM)
 LLAMA3 = llama3_rope(
