@@ -6,6 +6,7 @@ import torch
 
 from prefixcache_worker.model.config import ModelConfig
 from prefixcache_worker.model.decoder import Decoder, DecoderWeights, LayerWeights
+from prefixcache_worker.model.model import AttentionWindow
 from prefixcache_worker.model.rope import plain_rope
 
 
@@ -18,6 +19,7 @@ def tiny_decoder(
     num_kv_heads: int = 2,
     head_dim: int = 16,
     context_length: int = 4096,
+    windows: tuple[AttentionWindow | None, ...] = (),
 ) -> Decoder:
     """A float32 decoder whose logits depend on every earlier token. Equal arguments give equal weights."""
     hidden_size = num_query_heads * head_dim
@@ -34,6 +36,7 @@ def tiny_decoder(
         context_length=context_length,
         rms_norm_eps=1e-5,
         rope=plain_rope(10_000.0, head_dim),
+        windows=windows,
         bos_token_id=1,
         eos_token_ids=(2,),
     )

@@ -137,6 +137,19 @@ def test_logits_of_a_gguf_file_equal_transformers(file, tmp_path):
     torch.testing.assert_close(dense_logits(model, token_ids), expected, atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "sizes"),
+    [(None, [9, 9]), (0, [9, 9]), (1, []), (2, [9, None]), ([False, True], [None, 9]), ([False, False], [])],
+)
+def test_windows_of_the_layers(pattern, sizes, tmp_path):
+    metadata = {"llama.attention.sliding_window": 9}
+    if pattern is not None:
+        metadata["llama.attention.sliding_window_pattern"] = pattern
+    path = save_tiny_gguf(tmp_path / "tiny.gguf", tiny_transformers_model(), metadata=metadata)
+    windows = config_from_gguf(GgufFile(path)).windows
+    assert [window and window.size for window in windows] == sizes
+
+
 def test_rotary_divisors_are_llama_3s_scaling(tmp_path):
     scaling = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
     reference = tiny_transformers_model("llama", head_dim=16, **rope("llama3", factor=8.0, **scaling))
@@ -209,6 +222,11 @@ def test_gemma_3_of_27_billion_weights_scales_scores_by_its_hidden_size(tmp_path
             "llama",
             {"extra": {"rope_freqs.weight": torch.ones(3)}},
             r"rope_freqs\.weight has 3 rotary divisors, heads of 8 elements need 4",
+        ),
+        (
+            "llama",
+            {"extra": {"rope_freqs.weight": torch.tensor([1.0, 1.0, 0.0, 8.0])}},
+            r"rope_freqs\.weight has rotary divisors that are no numbers above 0",
         ),
         (
             "llama",

@@ -201,19 +201,32 @@ def test_windows_of_the_layers(model_type, changes, sizes):
         ("qwen3", {"head_dim": None}, r"head_dim is missing"),
         ("llama", {"hidden_act": "gelu"}, r"hidden_act 'gelu' is not supported; supported are silu, gelu_py"),
         ("llama", {"hidden_size": None}, r"hidden_size is missing; the file is incomplete, fetch it again"),
-        ("llama", {"hidden_size": "48"}, r"hidden_size is '48', not a whole number above 0; fetch the file"),
-        ("llama", {"num_hidden_layers": 0}, r"num_hidden_layers is 0, not a whole number above 0"),
-        ("llama", {"num_hidden_layers": True}, r"num_hidden_layers is True, not a whole number above 0"),
-        ("llama", {"vocab_size": 300.5}, r"vocab_size is 300\.5, not a whole number above 0"),
+        (
+            "llama",
+            {"hidden_size": "48"},
+            r"hidden_size is '48', not a whole number of at least 1; fetch the file",
+        ),
+        ("llama", {"num_hidden_layers": 0}, r"num_hidden_layers is 0, not a whole number of at least 1"),
+        (
+            "llama",
+            {"num_hidden_layers": True},
+            r"num_hidden_layers is True, not a whole number of at least 1",
+        ),
+        ("llama", {"vocab_size": 300.5}, r"vocab_size is 300\.5, not a whole number of at least 1"),
         ("llama", {"rms_norm_eps": float("nan")}, r"rms_norm_eps is nan, not a number above 0"),
         ("llama", {"num_key_value_heads": 4}, r"6 query heads do not divide among 4 KV heads"),
         ("llama", {"head_dim": 7}, r"head_dim 7 is odd"),
         # -- windows
-        ("mistral", {"sliding_window": -1}, r"sliding_window is -1, not a whole number above 0"),
+        ("mistral", {"sliding_window": -1}, r"sliding_window is -1, not a whole number of at least 1"),
         (
             "mistral",
             {"sliding_window": 9, "layer_types": [SLIDING, FULL] * 2},
             r"layer_types and sliding_window disagree: a mistral decoder has 'sliding_attention' in every",
+        ),
+        (
+            "qwen2",
+            {"max_window_layers": "all"},
+            r"max_window_layers is 'all', not a whole number of at least 0",
         ),
         ("qwen2", {"layer_types": [FULL] * 3}, r"layer_types names 3 layers, num_hidden_layers says 4"),
         (

@@ -65,7 +65,7 @@ class ModelConfig:
             score_scale=self.score_scale,
         )
 
-    def check(self, source: str) -> ModelConfig:
+    def checked(self, source: str) -> ModelConfig:
         """Itself, or ConfigError, naming the file `source`, if its numbers contradict each other."""
         assert len(self.windows) in (0, self.num_layers)
         if self.num_query_heads % self.num_kv_heads:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
 from prefixcache_worker.errors import ConfigError
@@ -23,7 +24,7 @@ _UNSUPPORTED_KEYS = (
     "rope.scaling.yarn_ext_factor",
     "rope.scaling.yarn_log_multiplier",
 )
-_GEMMA3_27B_LAYERS = 62
+_LAYERS_OF_LARGEST_GEMMA3 = 62
 
 
 def config_from_gguf(file: GgufFile) -> ModelConfig:
@@ -49,11 +50,12 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
     hidden_size = fields.count("embedding_length")
     num_query_heads = fields.count("attention.head_count")
     head_dim = _head_dim(fields, hidden_size // num_query_heads)
-    windows = _windows(fields, num_layers, default_period=6 if is_gemma else 1)
+    windows = _windows(fields, num_layers, default_period=6 if is_gemma else 0)
     tensor_names = file.shapes().keys()
     rope = _rope(fields, head_dim, file.rope_divisors)
     local_rope = plain_rope(fields.number("rope.freq_base_swa", 10_000.0), head_dim) if is_gemma else rope
-    score_head_dim = hidden_size // num_query_heads if num_layers == _GEMMA3_27B_LAYERS else head_dim
+    is_largest_gemma = num_layers == _LAYERS_OF_LARGEST_GEMMA3  # the files do not say what its scores need
+    score_head_dim = hidden_size // num_query_heads if is_largest_gemma else head_dim
     bos = whole.get("tokenizer.ggml.bos_token_id")
     eos = [whole.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
     return ModelConfig(
@@ -83,7 +85,7 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
         post_norms=is_gemma,
         bos_token_id=None if bos is None else int(bos),
         eos_token_ids=unique_ids(eos),
-    ).check(source)
+    ).checked(source)
 
 
 def _head_dim(fields: Fields, default: int) -> int:
@@ -105,22 +107,25 @@ def _has_bias(tensor_names: Collection[str], part: str) -> bool:
 
 
 def _windows(fields: Fields, num_layers: int, *, default_period: int) -> tuple[AttentionWindow | None, ...]:
-    """Without a pattern the default: of `default_period` layers the last is full; of a period of 1, none."""
-    if fields.get("attention.sliding_window") in (None, 0):
-        return ()
-    window = AttentionWindow(fields.count("attention.sliding_window"))
-    pattern = fields.get("attention.sliding_window_pattern")
-    if isinstance(pattern, list):
+    """The window of each layer; empty if no layer has one.
+
+    The pattern says for each layer whether it has the window, or is a period: its last layer has none; a
+    period of 0 is no pattern, and every layer has the window.
+    """
+    size = fields.count("attention.sliding_window", 0, at_least=0)
+    key = "attention.sliding_window_pattern"
+    if isinstance(pattern := fields.get(key), list):
         slides = [bool(slide) for slide in pattern]
-        if len(slides) != num_layers:
-            raise ConfigError(
-                f"{fields.source}: attention.sliding_window_pattern names {len(slides)} layers, "
-                f"block_count says {num_layers}; the two do not belong together."
-            )
     else:
-        period = fields.count("attention.sliding_window_pattern", default_period)
-        slides = [period == 1 or (layer + 1) % period != 0 for layer in range(num_layers)]
-    return tuple(window if slide else None for slide in slides) if any(slides) else ()
+        period = fields.count(key, default_period, at_least=0)
+        slides = [period == 0 or (layer + 1) % period != 0 for layer in range(num_layers)]
+    if len(slides) != num_layers:
+        raise ConfigError(
+            f"{fields.source}: {key} names {len(slides)} layers, block_count says {num_layers}; "
+            "the two do not belong together."
+        )
+    window = AttentionWindow(size)
+    return tuple(window if slide else None for slide in slides) if size and any(slides) else ()
 
 
 def _rope(fields: Fields, head_dim: int, divisors: Sequence[float] | None) -> Rope:
@@ -143,6 +148,11 @@ def _rope(fields: Fields, head_dim: int, divisors: Sequence[float] | None) -> Ro
             raise ConfigError(
                 f"{fields.source}: tensor rope_freqs.weight has {len(divisors)} rotary divisors, heads of "
                 f"{head_dim} elements need {head_dim // 2}; weights and metadata do not belong together."
+            )
+        if not all(0 < divisor < math.inf for divisor in divisors):
+            raise ConfigError(
+                f"{fields.source}: tensor rope_freqs.weight has rotary divisors that are no numbers above 0; "
+                "the file is damaged, fetch it again."
             )
         return divided_rope(theta, head_dim, divisors=divisors)
     if kind == "yarn":

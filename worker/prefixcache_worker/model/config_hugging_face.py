@@ -87,7 +87,7 @@ def config_from_hugging_face(
         post_norms=is_gemma,
         bos_token_id=config.get("bos_token_id"),
         eos_token_ids=unique_ids([config.get("eos_token_id"), generation_config.get("eos_token_id")]),
-    ).check(source)
+    ).checked(source)
 
 
 def _activation(fields: Fields) -> Activation:
@@ -131,7 +131,7 @@ def _layer_types(fields: Fields, model_type: str, num_layers: int, *, has_window
             period = fields.count("sliding_window_pattern", 6)
             slides = [(layer + 1) % period != 0 for layer in range(num_layers)]
         case _:
-            first = int(fields.get("max_window_layers", 28))
+            first = fields.count("max_window_layers", 28, at_least=0)
             slides = [has_window and layer >= first for layer in range(num_layers)]
     derived = [_SLIDING if slide else _FULL for slide in slides]
     if given is None:

@@ -29,19 +29,20 @@ class Fields:
             raise ConfigError(f"{self._name(key)} is missing; the file is incomplete, fetch it again.")
         return value
 
-    def count(self, key: str, default: int | None = None) -> int:
-        """A whole number above 0. Missing or null: `default`, and an error where that is None."""
-        return int(self._checked(key, default, "a whole number above 0", lambda value: value % 1 == 0))
+    def count(self, key: str, default: int | None = None, *, at_least: int = 1) -> int:
+        """A whole number. Missing or null: `default`, and an error where that is None."""
+        kind = f"a whole number of at least {at_least}"
+        return int(self._checked(key, default, kind, lambda value: value >= at_least and value % 1 == 0))
 
     def number(self, key: str, default: float | None = None) -> float:
         """A number above 0. Missing or null: `default`, and an error where that is None."""
-        return float(self._checked(key, default, "a number above 0", math.isfinite))
+        return float(self._checked(key, default, "a number above 0", lambda value: 0 < value < math.inf))
 
     def _checked(self, key: str, default: float | None, kind: str, accepts: Callable[[float], bool]) -> float:
         if default is not None and self.get(key) is None:
             return default
         value = self.require(key)
-        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 and accepts(value):
+        if isinstance(value, int | float) and not isinstance(value, bool) and accepts(value):
             return value
         raise ConfigError(f"{self._name(key)} is {value!r}, not {kind}; fetch the file again.")
 

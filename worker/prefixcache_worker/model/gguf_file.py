@@ -59,10 +59,6 @@ class GgufFile:
         is_gemma = metadata.get("general.architecture") == "gemma3"
         self._layer_names = _LAYER_TENSOR_NAMES | (_GEMMA3_NORM_NAMES if is_gemma else {})
         self._tensors = {self._common_name(tensor.name): tensor for tensor in reader.tensors}
-        has_divisors = _ROPE_DIVISORS_NAME in self._tensors
-        self.rope_divisors = self.load(_ROPE_DIVISORS_NAME).tolist() if has_divisors else None
-        """What each rotary frequency is divided by, fastest first: configuration in the form of a tensor."""
-        self._tensors.pop(_ROPE_DIVISORS_NAME, None)
 
     @property
     def description(self) -> str:
@@ -72,9 +68,19 @@ class GgufFile:
     def weight_paths(self) -> list[Path]:
         return [self.path]
 
+    @property
+    def rope_divisors(self) -> list[float] | None:
+        """What each rotary frequency is divided by, fastest first: configuration in the form of a tensor."""
+        has_divisors = _ROPE_DIVISORS_NAME in self._tensors
+        return self.load(_ROPE_DIVISORS_NAME).tolist() if has_divisors else None
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every tensor, slowest dimension first as in torch; the file has the fastest first."""
-        return {name: tuple(int(n) for n in reversed(t.shape)) for name, t in self._tensors.items()}
+        """Shape of every weight, slowest dimension first as in torch; the file has the fastest first."""
+        return {
+            name: tuple(int(n) for n in reversed(tensor.shape))
+            for name, tensor in self._tensors.items()
+            if name != _ROPE_DIVISORS_NAME
+        }
 
     def name_in_file(self, name: str) -> str:
         return str(self._tensors[name].name) if name in self._tensors else self._gguf_name(name)
