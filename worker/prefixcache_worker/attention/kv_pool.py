@@ -85,11 +85,33 @@ class KvPool:
         self, layer: int, slots: torch.Tensor | slice
     ) -> torch.Tensor:  # [*slots.shape, num_kv_heads, head_dim] float32
         """The elements of some slots. A slice of float32 rows is a view; all else is a copy."""
-        stored = self.rows[layer, slots]
-        if self.format.dtype.max_code is None:
+        scales = None
+        if self.scales is not None:
+            scales = self.scales[layer, slots].unsqueeze(-1)
+        elif self.fixed_scale is not None:
+            scales = self.fixed_scale[layer]
+        return self._decoded(self.rows[layer, slots], scales)
+
+    def read_heads(
+        self,
+        layer: int,
+        slots: torch.Tensor,  # [num_sequences, num_kv_heads, num_rows] int64
+    ) -> torch.Tensor:  # [num_sequences, num_kv_heads, num_rows, head_dim] float32
+        """The elements of some slots that are other ones for every head. Copies."""
+        heads = torch.arange(slots.shape[1], device=slots.device)[:, None]
+        scales = None
+        if self.scales is not None:
+            scales = self.scales[layer, slots, heads, None]
+        elif self.fixed_scale is not None:
+            scales = self.fixed_scale[layer, :, None]
+        return self._decoded(self.rows[layer, slots, heads], scales)
+
+    def _decoded(
+        self,
+        stored: torch.Tensor,  # [..., row width]
+        scales: torch.Tensor | None,  # broadcasts to [..., head_dim]
+    ) -> torch.Tensor:  # [..., head_dim] float32
+        if scales is None:
             return stored.float()
         codes = unpack_nibbles(stored) if self.format.dtype is KvDtype.INT4 else stored
-        if self.scales is not None:
-            return codes.float().mul_(self.scales[layer, slots].float().unsqueeze(-1))
-        assert self.fixed_scale is not None
-        return codes.float().mul_(self.fixed_scale[layer])
+        return codes.float().mul_(scales)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from prefixcache import BlockCopy, BlockId
+from prefixcache_worker.attention.block_summaries import BlockSummaries
 from prefixcache_worker.attention.kv_format import FP32, KvFormat
 from prefixcache_worker.attention.kv_pool import KvPool
 from prefixcache_worker.attention.layout import KvLayout, LayoutOrder, TensorPlace
@@ -46,11 +47,14 @@ class KvStore:
         fixed_scales: FixedScales = NO_FIXED_SCALES,
         device: torch.device | str = "cpu",
         order: LayoutOrder = LayoutOrder.LAYER_FIRST,
+        with_summaries: bool = False,
     ) -> None:
+        """`with_summaries` keeps bounds of each block's keys too, for reads that choose among blocks."""
         self.layout = KvLayout(shape=shape, num_blocks=num_blocks, block_size=block_size, order=order)
         self.format = kv_format
         self.keys = KvPool(self.layout, kv_format.keys, fixed_scales.keys, device=device)
         self.values = KvPool(self.layout, kv_format.values, fixed_scales.values, device=device)
+        self.summaries = BlockSummaries(self.keys) if with_summaries else None
 
     @property
     def block_size(self) -> int:
@@ -78,13 +82,18 @@ class KvStore:
         """Store one layer's new rows. See `KvPool.write`."""
         self.keys.write(layer, slots, key)
         self.values.write(layer, slots, value)
+        if self.summaries is not None:
+            self.summaries.note(layer, slots, key)
 
     def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
         """Execute copy-on-write orders in every layer. Sources are fenced by the cache, so order is free."""
+        copies = list(copies)
         for source, target, num_slots in copies:
             from_slot, to_slot = source * self.block_size, target * self.block_size
             for tensor in self._tensors():
                 tensor[:, to_slot : to_slot + num_slots] = tensor[:, from_slot : from_slot + num_slots]
+        if self.summaries is not None:
+            self.summaries.note_copies(copies)
 
     def fill_blocks(self, block_ids: Iterable[BlockId], value: float) -> None:
         """Overwrite whole blocks with one number. For tests that poison what nobody may read.
@@ -132,6 +141,8 @@ class KvStore:
             rows = by_layer.reshape(num_layers, len(slots), *tensor.shape[2:])
             tensor.index_copy_(1, slots, rows.to(self.device))
             first = last
+        if self.summaries is not None:
+            self.summaries.note_blocks(block_ids)
 
     def places(self) -> tuple[TensorPlace, ...]:
         """Maps of the store's tensors: their sizes, strides and offsets in bytes."""
