@@ -10,6 +10,7 @@ from support.dense_attention import dense_greedy
 from support.tiny_model import tiny_decoder
 
 from prefixcache import CacheHandle, Namespace, PrefixCache
+from prefixcache_worker.attention.backend import choose_backend
 from prefixcache_worker.attention.calibration import calibrate
 from prefixcache_worker.attention.kv_format import FP32, KvFormat
 from prefixcache_worker.attention.kv_store import KvStore
@@ -62,6 +63,7 @@ class HandEngine:
         clock: Callable[[], float] | None = None,
         poison: float = float("nan"),
         kv_format: KvFormat = FP32,
+        backend: str = "torch",
         **limits: int,
     ) -> None:
         self.model = model or reference_model()
@@ -85,6 +87,7 @@ class HandEngine:
             token_bytes=token_bytes,
             eos_token_ids=eos_token_ids,
             config=EngineConfig(**limits),
+            attention=choose_backend(backend, self.store),
             **({} if clock is None else {"clock": clock}),
         )
         self.deltas: dict[str, list[Delta]] = {}

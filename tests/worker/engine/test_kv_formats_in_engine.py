@@ -15,6 +15,7 @@ from support.tiny_model import tiny_decoder
 from prefixcache_worker.attention.calibration import calibrate
 from prefixcache_worker.attention.kv_format import KvDtype, KvFormat, KvScales
 from prefixcache_worker.attention.kv_store import NO_FIXED_SCALES
+from prefixcache_worker.model.model import AttentionWindow
 
 FP16 = KvFormat(KvDtype.FP16)
 INT8 = KvFormat(KvDtype.INT8, KvScales.TOKEN_HEAD)
@@ -43,9 +44,9 @@ def expected(prompt, num_tokens, kv_format):
 def test_b13_unwritten_rows_never_reach_an_answer(kv_format):
     prompts = [stream(name, n) for name, n in zip("abcdes", [1, 15, 16, 17, 31, 33], strict=True)]
     answers = [expected(prompt, 20, kv_format) for prompt in prompts]
-    for poison in (torch.nan, torch.inf):
+    for poison, backend in itertools.product((torch.nan, torch.inf), ("torch", "auto")):
         model = RecordingModel(reference_model())
-        hand = HandEngine(model=model, poison=poison, kv_format=kv_format)
+        hand = HandEngine(model=model, poison=poison, kv_format=kv_format, backend=backend)
         ids = [hand.add(prompt, 20) for prompt in prompts]
         hand.run()
         assert all(logits.isfinite().all() for logits in model.logits)
@@ -55,7 +56,7 @@ def test_b13_unwritten_rows_never_reach_an_answer(kv_format):
 @by_format
 def test_copy_on_write_moves_scales_with_the_rows(kv_format):
     """A tail of 8 rows in a block of 16 is copied for three writers; the tree's own bytes stay."""
-    hand = HandEngine(kv_format=kv_format)
+    hand = HandEngine(kv_format=kv_format, backend="auto")
     hand.generate(stream("a", 40))
     node = next(node for node in hand.cache.dump() if len(node.block_ids) == 2)
     before = hand.store.read_blocks(node.block_ids[:2])
@@ -72,7 +73,7 @@ def test_copy_on_write_moves_scales_with_the_rows(kv_format):
 @pytest.mark.parametrize("kv_format", [INT8, INT4], ids=["int8", "int4"])
 def test_b28_the_same_query_again_gets_the_same_answer(kv_format):
     model = RecordingModel(reference_model())
-    hand = HandEngine(model=model, kv_format=kv_format)
+    hand = HandEngine(model=model, kv_format=kv_format, backend="auto")
     answers, first_logits, digests = [], [], []
     for _ in range(20):
         model.clear()
@@ -88,13 +89,16 @@ def test_b28_the_same_query_again_gets_the_same_answer(kv_format):
 
 @pytest.mark.parametrize("kv_format", [FP16, INT8, INT4], ids=["fp16", "int8", "int4"])
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
-def test_b76_every_combination_serves(kv_format, head_dim):
+@pytest.mark.parametrize("windows", [(), (AttentionWindow(12, num_sinks=2), None)], ids=["", "window"])
+def test_b76_every_combination_serves(kv_format, head_dim, windows):
     """Cache on and off, chunked and at once, three block sizes; the second and third prompts hit."""
-    model = tiny_decoder(num_query_heads=2, num_kv_heads=1, head_dim=head_dim)
+    model = tiny_decoder(num_query_heads=2, num_kv_heads=1, head_dim=head_dim, windows=windows)
     rounded = RoundedModel(model, kv_format, NO_FIXED_SCALES)
-    prompts = [stream("a", 40), stream("a", 40) + stream("b", 9), stream("a", 33) + stream("c", 20)]
-    answers = [dense_greedy(rounded, prompt, 3) for prompt in prompts]
+    prompts = [stream("a", 20), stream("a", 20) + stream("b", 5), stream("a", 17) + stream("c", 9)]
+    answers = [dense_greedy(rounded, prompt, 2) for prompt in prompts]
     for use_cache, chunk, block_size in itertools.product((True, False), (512, 7), (8, 16, 32)):
-        hand = HandEngine(model=model, kv_format=kv_format, block_size=block_size, max_batch_tokens=chunk)
-        assert [hand.generate(prompt, 3, use_cache=use_cache) for prompt in prompts] == answers
-        assert hand.engine.stats().tokens.cached == (40 + 33 if use_cache else 0)
+        hand = HandEngine(
+            model=model, kv_format=kv_format, block_size=block_size, max_batch_tokens=chunk, backend="auto"
+        )
+        assert [hand.generate(prompt, 2, use_cache=use_cache) for prompt in prompts] == answers
+        assert hand.engine.stats().tokens.cached == (20 + 17 if use_cache else 0)
