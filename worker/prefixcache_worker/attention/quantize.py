@@ -20,8 +20,8 @@ def row_scales(
     NaN where the row is not finite: that is somebody's bug and must stay visible.
     """
     peaks = rows.abs().amax(-1)
-    scales = (peaks / max_code).clamp(MIN_SCALE, MAX_SCALE)
-    return torch.where(peaks.isfinite(), scales, torch.nan).to(SCALE_DTYPE)
+    scales = (peaks / max_code).clamp_(MIN_SCALE, MAX_SCALE)  # which lets NaN through
+    return scales.masked_fill_(peaks == torch.inf, torch.nan).to(SCALE_DTYPE)
 
 
 def encode(
