@@ -54,6 +54,9 @@ class PrefixCache:
     - those of `CachedBlocks`, of `PinTable`, and of every live handle.
     """
 
+    shares_prefixes = True
+    """What tells it from schemes of bookkeeping that find nothing and may stand in its place."""
+
     def __init__(
         self,
         *,
@@ -408,13 +411,15 @@ class PrefixCache:
         """Counts as they are now. O(live handles + pinned blocks)."""
         self._pins.end_due()
         num_free, num_idle = self._pool.num_free, self._pool.num_idle + self._pins.num_pinned_only
+        num_live = self.num_blocks - num_free - num_idle
         return CacheStats(
             num_blocks=self.num_blocks,
             num_free=num_free,
             num_idle=num_idle,
-            num_live=self.num_blocks - num_free - num_idle,
+            num_live=num_live,
             num_pinned=self._pins.num_pinned_blocks,
             num_live_unshared=sum(len(handle.held_blocks) for handle in self._handles),
+            num_used_slots=num_live * self.block_size - self._handles.num_vacant_slots,
             num_evicted=self._blocks.num_evicted,
             num_copied=self._handles.num_copied,
             num_nodes=self._tree.num_nodes,

@@ -24,6 +24,8 @@ class CacheStats:
     """Blocks that pins hold, whether or not handles do too."""
     num_live_unshared: int
     """Blocks that the live handles would hold if none were shared."""
+    num_used_slots: int
+    """Slots of the live blocks without those behind a handle's last token."""
     num_evicted: int
     """Blocks evicted so far."""
     num_copied: int

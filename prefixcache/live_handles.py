@@ -88,6 +88,12 @@ class LiveHandles:
         """Blocks copied so far."""
         return self._num_copied
 
+    @property
+    def num_vacant_slots(self) -> int:
+        """Slots behind the last token of every table, those of a block that forks share once. O(handles)."""
+        size = self._block_size
+        return sum({handle.block_table[-1]: -handle.num_tokens % size for handle in self._handles}.values())
+
     def next_epoch(self) -> None:
         """The tree is another: handles made before publish no more."""
         self._epoch += 1

@@ -135,6 +135,9 @@ class BlockStats:
     copied: int
     block_bytes: int
     block_size: int
+    used_slots: int
+    """Slots of the live blocks without those behind a request's last token."""
+    peak_used_slots: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +166,7 @@ class RequestStats:
     steps: int
     failed: int
     """Ended by an error of the worker."""
+    peak_running: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aprefixcache/v1/cache.proto\x12\x0eprefixcache.v1\"&\n\x0fGetStatsRequest\x12\x13\n\x0breset_peaks\x18\x01 \x01(\x08\"\xd5\x01\n\nBlockStats\x12\r\n\x05total\x18\x01 \x01(\x04\x12\x0c\n\x04\x66ree\x18\x02 \x01(\x04\x12\x0c\n\x04idle\x18\x03 \x01(\x04\x12\x0c\n\x04live\x18\x04 \x01(\x04\x12\x15\n\rlive_unshared\x18\x05 \x01(\x04\x12\x11\n\tpeak_live\x18\x06 \x01(\x04\x12\x1a\n\x12peak_live_unshared\x18\x07 \x01(\x04\x12\x0f\n\x07\x65victed\x18\x08 \x01(\x04\x12\x0e\n\x06\x63opied\x18\t \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\n \x01(\x04\x12\x12\n\nblock_size\x18\x0b \x01(\r\"\x81\x01\n\nTokenStats\x12\x0e\n\x06prompt\x18\x01 \x01(\x04\x12\x0e\n\x06\x63\x61\x63hed\x18\x02 \x01(\x04\x12\x10\n\x08\x63omputed\x18\x03 \x01(\x04\x12\x11\n\tgenerated\x18\x04 \x01(\x04\x12\x14\n\x0ckv_rows_read\x18\x05 \x01(\x04\x12\x18\n\x10kv_rows_unshared\x18\x06 \x01(\x04\"\x89\x01\n\x0cRequestStats\x12\x0f\n\x07waiting\x18\x01 \x01(\x04\x12\x0f\n\x07running\x18\x02 \x01(\x04\x12\x10\n\x08\x66inished\x18\x03 \x01(\x04\x12\x11\n\tcancelled\x18\x04 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x05 \x01(\x04\x12\r\n\x05steps\x18\x06 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x07 \x01(\x04\"\x9a\x01\n\x10GetStatsResponse\x12*\n\x06\x62locks\x18\x01 \x01(\x0b\x32\x1a.prefixcache.v1.BlockStats\x12*\n\x06tokens\x18\x02 \x01(\x0b\x32\x1a.prefixcache.v1.TokenStats\x12.\n\x08requests\x18\x03 \x01(\x0b\x32\x1c.prefixcache.v1.RequestStats\"$\n\x0f\x44umpTreeRequest\x12\x11\n\tmax_depth\x18\x01 \x01(\r\"\xc3\x01\n\x08TreeNode\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x11\n\tparent_id\x18\x02 \x01(\x04\x12\x0e\n\x06public\x18\x03 \x01(\x08\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x12\n\nnum_blocks\x18\x06 \x01(\r\x12\x17\n\x0fnum_live_blocks\x18\x07 \x01(\r\x12\x13\n\x0bnum_readers\x18\x08 \x01(\r\x12\x0f\n\x07preview\x18\t \x01(\t\x12\x11\n\tlast_used\x18\n \x01(\x04\";\n\x10\x44umpTreeResponse\x12\'\n\x05nodes\x18\x01 \x03(\x0b\x32\x18.prefixcache.v1.TreeNode2\xac\x01\n\x0c\x43\x61\x63heService\x12M\n\x08GetStats\x12\x1f.prefixcache.v1.GetStatsRequest\x1a .prefixcache.v1.GetStatsResponse\x12M\n\x08\x44umpTree\x12\x1f.prefixcache.v1.DumpTreeRequest\x1a .prefixcache.v1.DumpTreeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aprefixcache/v1/cache.proto\x12\x0eprefixcache.v1\"&\n\x0fGetStatsRequest\x12\x13\n\x0breset_peaks\x18\x01 \x01(\x08\"\x82\x02\n\nBlockStats\x12\r\n\x05total\x18\x01 \x01(\x04\x12\x0c\n\x04\x66ree\x18\x02 \x01(\x04\x12\x0c\n\x04idle\x18\x03 \x01(\x04\x12\x0c\n\x04live\x18\x04 \x01(\x04\x12\x15\n\rlive_unshared\x18\x05 \x01(\x04\x12\x11\n\tpeak_live\x18\x06 \x01(\x04\x12\x1a\n\x12peak_live_unshared\x18\x07 \x01(\x04\x12\x0f\n\x07\x65victed\x18\x08 \x01(\x04\x12\x0e\n\x06\x63opied\x18\t \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\n \x01(\x04\x12\x12\n\nblock_size\x18\x0b \x01(\r\x12\x12\n\nused_slots\x18\x0c \x01(\x04\x12\x17\n\x0fpeak_used_slots\x18\r \x01(\x04\"\x81\x01\n\nTokenStats\x12\x0e\n\x06prompt\x18\x01 \x01(\x04\x12\x0e\n\x06\x63\x61\x63hed\x18\x02 \x01(\x04\x12\x10\n\x08\x63omputed\x18\x03 \x01(\x04\x12\x11\n\tgenerated\x18\x04 \x01(\x04\x12\x14\n\x0ckv_rows_read\x18\x05 \x01(\x04\x12\x18\n\x10kv_rows_unshared\x18\x06 \x01(\x04\"\x9f\x01\n\x0cRequestStats\x12\x0f\n\x07waiting\x18\x01 \x01(\x04\x12\x0f\n\x07running\x18\x02 \x01(\x04\x12\x10\n\x08\x66inished\x18\x03 \x01(\x04\x12\x11\n\tcancelled\x18\x04 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x05 \x01(\x04\x12\r\n\x05steps\x18\x06 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x07 \x01(\x04\x12\x14\n\x0cpeak_running\x18\x08 \x01(\x04\"\x9a\x01\n\x10GetStatsResponse\x12*\n\x06\x62locks\x18\x01 \x01(\x0b\x32\x1a.prefixcache.v1.BlockStats\x12*\n\x06tokens\x18\x02 \x01(\x0b\x32\x1a.prefixcache.v1.TokenStats\x12.\n\x08requests\x18\x03 \x01(\x0b\x32\x1c.prefixcache.v1.RequestStats\"$\n\x0f\x44umpTreeRequest\x12\x11\n\tmax_depth\x18\x01 \x01(\r\"\xc3\x01\n\x08TreeNode\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x11\n\tparent_id\x18\x02 \x01(\x04\x12\x0e\n\x06public\x18\x03 \x01(\x08\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x12\n\nnum_blocks\x18\x06 \x01(\r\x12\x17\n\x0fnum_live_blocks\x18\x07 \x01(\r\x12\x13\n\x0bnum_readers\x18\x08 \x01(\r\x12\x0f\n\x07preview\x18\t \x01(\t\x12\x11\n\tlast_used\x18\n \x01(\x04\";\n\x10\x44umpTreeResponse\x12\'\n\x05nodes\x18\x01 \x03(\x0b\x32\x18.prefixcache.v1.TreeNode2\xac\x01\n\x0c\x43\x61\x63heService\x12M\n\x08GetStats\x12\x1f.prefixcache.v1.GetStatsRequest\x1a .prefixcache.v1.GetStatsResponse\x12M\n\x08\x44umpTree\x12\x1f.prefixcache.v1.DumpTreeRequest\x1a .prefixcache.v1.DumpTreeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,19 +34,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATSREQUEST']._serialized_start=46
   _globals['_GETSTATSREQUEST']._serialized_end=84
   _globals['_BLOCKSTATS']._serialized_start=87
-  _globals['_BLOCKSTATS']._serialized_end=300
-  _globals['_TOKENSTATS']._serialized_start=303
-  _globals['_TOKENSTATS']._serialized_end=432
-  _globals['_REQUESTSTATS']._serialized_start=435
-  _globals['_REQUESTSTATS']._serialized_end=572
-  _globals['_GETSTATSRESPONSE']._serialized_start=575
-  _globals['_GETSTATSRESPONSE']._serialized_end=729
-  _globals['_DUMPTREEREQUEST']._serialized_start=731
-  _globals['_DUMPTREEREQUEST']._serialized_end=767
-  _globals['_TREENODE']._serialized_start=770
-  _globals['_TREENODE']._serialized_end=965
-  _globals['_DUMPTREERESPONSE']._serialized_start=967
-  _globals['_DUMPTREERESPONSE']._serialized_end=1026
-  _globals['_CACHESERVICE']._serialized_start=1029
-  _globals['_CACHESERVICE']._serialized_end=1201
+  _globals['_BLOCKSTATS']._serialized_end=345
+  _globals['_TOKENSTATS']._serialized_start=348
+  _globals['_TOKENSTATS']._serialized_end=477
+  _globals['_REQUESTSTATS']._serialized_start=480
+  _globals['_REQUESTSTATS']._serialized_end=639
+  _globals['_GETSTATSRESPONSE']._serialized_start=642
+  _globals['_GETSTATSRESPONSE']._serialized_end=796
+  _globals['_DUMPTREEREQUEST']._serialized_start=798
+  _globals['_DUMPTREEREQUEST']._serialized_end=834
+  _globals['_TREENODE']._serialized_start=837
+  _globals['_TREENODE']._serialized_end=1032
+  _globals['_DUMPTREERESPONSE']._serialized_start=1034
+  _globals['_DUMPTREERESPONSE']._serialized_end=1093
+  _globals['_CACHESERVICE']._serialized_start=1096
+  _globals['_CACHESERVICE']._serialized_end=1268
 # @@protoc_insertion_point(module_scope)

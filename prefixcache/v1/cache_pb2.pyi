@@ -13,7 +13,7 @@ class GetStatsRequest(_message.Message):
     def __init__(self, reset_peaks: _Optional[bool] = ...) -> None: ...
 
 class BlockStats(_message.Message):
-    __slots__ = ("total", "free", "idle", "live", "live_unshared", "peak_live", "peak_live_unshared", "evicted", "copied", "block_bytes", "block_size")
+    __slots__ = ("total", "free", "idle", "live", "live_unshared", "peak_live", "peak_live_unshared", "evicted", "copied", "block_bytes", "block_size", "used_slots", "peak_used_slots")
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     FREE_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,8 @@ class BlockStats(_message.Message):
     COPIED_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    USED_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    PEAK_USED_SLOTS_FIELD_NUMBER: _ClassVar[int]
     total: int
     free: int
     idle: int
@@ -36,7 +38,9 @@ class BlockStats(_message.Message):
     copied: int
     block_bytes: int
     block_size: int
-    def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., idle: _Optional[int] = ..., live: _Optional[int] = ..., live_unshared: _Optional[int] = ..., peak_live: _Optional[int] = ..., peak_live_unshared: _Optional[int] = ..., evicted: _Optional[int] = ..., copied: _Optional[int] = ..., block_bytes: _Optional[int] = ..., block_size: _Optional[int] = ...) -> None: ...
+    used_slots: int
+    peak_used_slots: int
+    def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., idle: _Optional[int] = ..., live: _Optional[int] = ..., live_unshared: _Optional[int] = ..., peak_live: _Optional[int] = ..., peak_live_unshared: _Optional[int] = ..., evicted: _Optional[int] = ..., copied: _Optional[int] = ..., block_bytes: _Optional[int] = ..., block_size: _Optional[int] = ..., used_slots: _Optional[int] = ..., peak_used_slots: _Optional[int] = ...) -> None: ...
 
 class TokenStats(_message.Message):
     __slots__ = ("prompt", "cached", "computed", "generated", "kv_rows_read", "kv_rows_unshared")
@@ -55,7 +59,7 @@ class TokenStats(_message.Message):
     def __init__(self, prompt: _Optional[int] = ..., cached: _Optional[int] = ..., computed: _Optional[int] = ..., generated: _Optional[int] = ..., kv_rows_read: _Optional[int] = ..., kv_rows_unshared: _Optional[int] = ...) -> None: ...
 
 class RequestStats(_message.Message):
-    __slots__ = ("waiting", "running", "finished", "cancelled", "preemptions", "steps", "failed")
+    __slots__ = ("waiting", "running", "finished", "cancelled", "preemptions", "steps", "failed", "peak_running")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +67,7 @@ class RequestStats(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    PEAK_RUNNING_FIELD_NUMBER: _ClassVar[int]
     waiting: int
     running: int
     finished: int
@@ -70,7 +75,8 @@ class RequestStats(_message.Message):
     preemptions: int
     steps: int
     failed: int
-    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., finished: _Optional[int] = ..., cancelled: _Optional[int] = ..., preemptions: _Optional[int] = ..., steps: _Optional[int] = ..., failed: _Optional[int] = ...) -> None: ...
+    peak_running: int
+    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., finished: _Optional[int] = ..., cancelled: _Optional[int] = ..., preemptions: _Optional[int] = ..., steps: _Optional[int] = ..., failed: _Optional[int] = ..., peak_running: _Optional[int] = ...) -> None: ...
 
 class GetStatsResponse(_message.Message):
     __slots__ = ("blocks", "tokens", "requests")

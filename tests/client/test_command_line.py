@@ -155,6 +155,8 @@ class TestStats:
         lines = [line.split() for line in capsys.readouterr().out.splitlines()]
         assert ["total", "4,096", "4.0", "GiB"] in lines
         assert ["peak", "live", "150", "150.0", "MiB"] in lines
+        assert ["used", "slots", "0", "-"] in lines
+        assert ["peak", "used", "slots", "1,800", "75.0", "%"] in lines
         assert ["cached", "900", "90.0", "%"] in lines
         assert ["kv", "rows", "read", "25", "25.0", "%"] in lines
         assert ["steps", "40"] in lines

@@ -297,6 +297,14 @@ class CacheModel:
             num_evicted_blocks=counts.num_evicted_blocks,
         )
 
+    def used_slots(self, held: Iterable[BlockId]) -> set[tuple[BlockId, int]]:
+        """Every slot that a sequence has a token in, and all those of blocks that only a copy reads."""
+        handles, size = [sequence.handle for sequence in self.sequences], self.oracle.block_size
+        places = ((h.block_table[i // size], i % size) for h in handles for i in range(h.num_tokens))
+        used = {(block_id, slot) for block_id, slot in places if block_id != HOLE}
+        sources = set(held).difference(*(handle.block_table for handle in handles))
+        return used | {(source, slot) for source in sources for slot in range(size)}
+
     def stats(self, *, num_nodes: int) -> CacheStats:
         held, cached = self.held(), self.cached_ids()
         return CacheStats(
@@ -306,6 +314,7 @@ class CacheModel:
             num_live=len(held),
             num_pinned=len(self.pinned()),
             num_live_unshared=sum(len(held_blocks(sequence)) for sequence in self.sequences),
+            num_used_slots=len(self.used_slots(held)),
             num_evicted=self.num_evicted,
             num_copied=self.num_copied,
             num_nodes=num_nodes,

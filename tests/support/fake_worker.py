@@ -78,6 +78,9 @@ class FakeWorker(inference_pb2_grpc.InferenceServiceServicer, cache_pb2_grpc.Cac
         self.cancelled = threading.Event()
         """Set once a generate call has ended before its answer was complete."""
         self.deadlines_seconds: list[float | None] = []
+        self.model_info = inference_pb2.GetModelInfoResponse(
+            name="fake", vocabulary_size=500, context_length=4096, block_size=16, eos_token_ids=[2, 7]
+        )
         self.stats = cache_pb2.GetStatsResponse()
         self.peaks_were_reset = False
         self.nodes: list[cache_pb2.TreeNode] = []
@@ -133,11 +136,9 @@ class FakeWorker(inference_pb2_grpc.InferenceServiceServicer, cache_pb2_grpc.Cac
     def GetModelInfo(
         self, request: inference_pb2.GetModelInfoRequest, context: grpc.ServicerContext
     ) -> inference_pb2.GetModelInfoResponse:
-        """A small model."""
+        """What `model_info` holds."""
         self._note(context)
-        return inference_pb2.GetModelInfoResponse(
-            name="fake", vocabulary_size=500, context_length=4096, block_size=16, eos_token_ids=[2, 7]
-        )
+        return self.model_info
 
     def GetStats(
         self, request: cache_pb2.GetStatsRequest, context: grpc.ServicerContext
@@ -174,6 +175,7 @@ def stats(
             copied=3,
             block_bytes=1024 * 1024,
             block_size=16,
+            peak_used_slots=peak_live * 12,
         ),
         tokens=cache_pb2.TokenStats(
             prompt=1000, cached=900, computed=100, kv_rows_read=rows_read, kv_rows_unshared=rows_unshared

@@ -9,11 +9,12 @@ import torch
 from support.dense_attention import dense_greedy
 from support.tiny_model import tiny_decoder
 
-from prefixcache import CacheHandle, Namespace, PrefixCache
+from prefixcache import CacheHandle, Namespace
 from prefixcache_worker.attention.backend import choose_backend
 from prefixcache_worker.attention.calibration import calibrate
 from prefixcache_worker.attention.kv_format import FP32, KvFormat
 from prefixcache_worker.attention.kv_store import KvStore
+from prefixcache_worker.engine.cache_scheme import make_cache
 from prefixcache_worker.engine.engine import Engine, EngineConfig, Output
 from prefixcache_worker.engine.request import (
     Completion,
@@ -64,6 +65,7 @@ class HandEngine:
         poison: float = float("nan"),
         kv_format: KvFormat = FP32,
         backend: str = "torch",
+        scheme: str = "shared",
         **limits: int,
     ) -> None:
         self.model = model or reference_model()
@@ -75,9 +77,12 @@ class HandEngine:
             fixed_scales=calibrate(self.model, kv_format),
         )
         self.store.fill_blocks(range(num_blocks), poison)
-        self.cache = PrefixCache(
+        config = EngineConfig(**limits)
+        self.cache = make_cache(
+            scheme,
             num_blocks=num_blocks,
             block_size=block_size,
+            max_total_tokens=config.context_length,
             on_free=lambda block_ids: self.store.fill_blocks(block_ids, poison),
         )
         self.engine = Engine(
@@ -86,7 +91,7 @@ class HandEngine:
             kv_store=self.store,
             token_bytes=token_bytes,
             eos_token_ids=eos_token_ids,
-            config=EngineConfig(**limits),
+            config=config,
             attention=choose_backend(backend, self.store),
             **({} if clock is None else {"clock": clock}),
         )

@@ -36,6 +36,7 @@ class WorkerConfig:
     kv_blocks: int | None = None
     kv_headroom: float = 0.25
     block_size: int = 16
+    scheme: str = "shared"
     max_batch_tokens: int = 512
     max_running: int = 64
     max_waiting: int = 256
@@ -145,6 +146,9 @@ SETTINGS = (
             "share of the pool that is allocated on top of what was asked for"),
     Setting("block_size", int, lambda value: value > 0 and value & (value - 1) == 0, "a power of two",
             "tokens of one KV block"),
+    Setting("scheme", str, ("contiguous", "paged", "shared").__contains__, "contiguous, paged or shared",
+            "shared: equal prefixes are stored once; to compare, paged: blocks on demand, nothing shared, "
+            "and contiguous: room for the whole context for each request"),
     Setting("max_batch_tokens", int, _at_least(1), _POSITIVE,
             "tokens computed in one step, prefill and decode together"),
     Setting("max_running", int, _at_least(1), _POSITIVE,

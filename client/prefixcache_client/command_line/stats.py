@@ -48,6 +48,10 @@ def stats_table(stats: Stats) -> Table:
 
 
 def _remark(stats: Stats, section: Any, name: str, value: int) -> str:
+    if name == "used_slots":
+        return share(value, section.live * section.block_size)
+    if name == "peak_used_slots":
+        return share(value, section.peak_live * section.block_size)
     if isinstance(section, BlockStats) and name not in ("evicted", "copied", "block_bytes", "block_size"):
         return size(value * section.block_bytes)
     if name == "cached":

@@ -10,6 +10,7 @@ import torch
 from support.tiny_loaded_model import loaded
 from support.tiny_model import tiny_decoder
 
+from prefixcache import Namespace
 from prefixcache_worker.attention.calibration import CALIBRATION_TEXT, calibrate
 from prefixcache_worker.attention.layout import LayoutOrder
 from prefixcache_worker.config import WorkerConfig
@@ -152,3 +153,12 @@ def test_an_unusual_block_size_is_warned_of(block_size: int, caplog: pytest.LogC
     with caplog.at_level(logging.WARNING), pytest.raises(ConfigError, match=r"^/no/such/model\.gguf: "):
         build_worker(config)
     assert f"--block-size {block_size} is unusual" in caplog.text
+
+
+@pytest.mark.parametrize(("scheme", "num_live"), [("contiguous", 10), ("paged", 1), ("shared", 1)])
+def test_the_scheme_decides_what_a_request_reserves(scheme: str, num_live: int):
+    """Of a context of 150 tokens, 10 blocks."""
+    config = WorkerConfig(scheme=scheme, kv_blocks=32, context_length=150)
+    cache = assemble_worker(loaded(tiny_decoder()), config).engine_loop._engine.cache
+    cache.acquire([7], Namespace(model="tiny", tenant="t"))
+    assert cache.stats().num_live == num_live

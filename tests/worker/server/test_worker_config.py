@@ -30,6 +30,7 @@ SAMPLE_TEXT = {
     "kv_blocks": "99",
     "kv_headroom": "0.5",
     "block_size": "32",
+    "scheme": "paged",
     "max_batch_tokens": "128",
     "max_running": "8",
     "max_waiting": "9",

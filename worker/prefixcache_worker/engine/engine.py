@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 
-from prefixcache import CacheStats, PrefixCache
+from prefixcache import CacheStats
 from prefixcache_worker.attention.backend import AttentionBackend
 from prefixcache_worker.attention.by_window import attention_by_window, distinct_windows, rows_per_layer
 from prefixcache_worker.attention.cpu import CpuAttention
@@ -18,6 +18,7 @@ from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.attention.planner import AttentionPlanner
 from prefixcache_worker.engine.assembler import Assembler
 from prefixcache_worker.engine.batch import Batch, ScheduledSpan, build_batch
+from prefixcache_worker.engine.cache_scheme import CacheScheme
 from prefixcache_worker.engine.request import (
     Completion,
     Delta,
@@ -87,7 +88,7 @@ class Engine:
         self,
         *,
         model: Model,
-        cache: PrefixCache,
+        cache: CacheScheme[Any],
         kv_store: KvStore,
         token_bytes: Callable[[int], bytes],
         eos_token_ids: tuple[int, ...],
@@ -146,6 +147,8 @@ class Engine:
         """
         assert key not in self._answers
         self.check_admissible(request)
+        if not self.cache.shares_prefixes:  # then nobody waits to find what another is computing
+            request = replace(request, use_cache=False)
         sequence = self._new_sequence(key, request, index=0)
         arrived = self._clock() if arrived is None else arrived
         self._answers[key] = _Answer(key, request, arrived, [sequence])
@@ -213,6 +216,8 @@ class Engine:
                 copied=cache.num_copied,
                 block_bytes=self.kv_store.block_bytes,
                 block_size=self.cache.block_size,
+                used_slots=cache.num_used_slots,
+                peak_used_slots=counters.peak_used_slots,
             ),
             tokens=TokenStats(
                 prompt=counters.prompt_tokens,
@@ -230,10 +235,13 @@ class Engine:
                 failed=counters.failed,
                 preemptions=self._scheduler.num_preemptions,
                 steps=counters.steps,
+                peak_running=counters.peak_running,
             ),
         )
         if reset_peaks:
             counters.peak_live, counters.peak_live_unshared = cache.num_live, cache.num_live_unshared
+            counters.peak_used_slots = cache.num_used_slots
+            counters.peak_running = len(self._scheduler.running)
         return stats
 
     def check(self) -> None:
@@ -266,6 +274,8 @@ class Engine:
         cache, counters = self.cache.stats(), self._counters
         counters.peak_live = max(counters.peak_live, cache.num_live)
         counters.peak_live_unshared = max(counters.peak_live_unshared, cache.num_live_unshared)
+        counters.peak_used_slots = max(counters.peak_used_slots, cache.num_used_slots)
+        counters.peak_running = max(counters.peak_running, len(self._scheduler.running))
         return cache
 
     def _execute_copies(self, batch: Batch) -> None:
@@ -393,3 +403,5 @@ class _Counters:
     steps: int = 0
     peak_live: int = 0
     peak_live_unshared: int = 0
+    peak_used_slots: int = 0
+    peak_running: int = 0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
-from prefixcache import OutOfBlocksError, PrefixCache
+from prefixcache import OutOfBlocksError
 from prefixcache_worker.engine.batch import ScheduledSpan
+from prefixcache_worker.engine.cache_scheme import CacheScheme
 from prefixcache_worker.engine.sequence import Sequence
 
 
@@ -23,7 +25,7 @@ class Scheduler:
     `num_running <= max_running`, counting the choices that will fork.
     """
 
-    def __init__(self, cache: PrefixCache, *, max_batch_tokens: int, max_running: int) -> None:
+    def __init__(self, cache: CacheScheme[Any], *, max_batch_tokens: int, max_running: int) -> None:
         self._cache = cache
         self._max_batch_tokens = max_batch_tokens
         self._max_running = max_running
@@ -41,8 +43,15 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def add_fork(self, parent: Sequence, sequence: Sequence) -> None:
-        """Let a choice run that continues on its parent's blocks. Allocates nothing."""
-        sequence.handle = self._cache.fork(parent.running_handle)
+        """Let a choice run that continues on its parent's blocks, or on a copy where nothing is shared.
+
+        When there is no room for a copy, the choice waits like one that was preempted.
+        """
+        try:
+            sequence.handle = self._cache.fork(parent.running_handle)
+        except OutOfBlocksError:
+            self.waiting.appendleft(sequence)
+            return
         sequence.num_computed_tokens = parent.num_computed_tokens
         self.running.append(sequence)
 

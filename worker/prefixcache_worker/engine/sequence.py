@@ -7,8 +7,8 @@ from collections.abc import Hashable
 import numpy as np
 import torch
 
-from prefixcache import CacheHandle
 from prefixcache_worker.engine.assembler import Assembler
+from prefixcache_worker.engine.cache_scheme import SequenceHandle
 from prefixcache_worker.engine.request import Request
 from prefixcache_worker.engine.sampler import choice_generator
 
@@ -30,7 +30,7 @@ class Sequence:
         self.index = index
         self.token_ids = list(request.prompt_token_ids)
         self.num_computed_tokens = 0
-        self.handle: CacheHandle | None = None
+        self.handle: SequenceHandle | None = None
         self.assembler = assembler
         self.max_total_tokens = max_total_tokens
         self.generator: torch.Generator | None = (
@@ -39,7 +39,7 @@ class Sequence:
         self._prompt = np.array(request.prompt_token_ids, dtype=np.uint32)
 
     @property
-    def running_handle(self) -> CacheHandle:
+    def running_handle(self) -> SequenceHandle:
         """The handle of a sequence that runs."""
         assert self.handle is not None, "a waiting sequence holds no blocks"
         return self.handle

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockStats:
-    """Where the pool's blocks are: `free + idle + live == total`."""
+    """Where the pool's blocks are: `free + idle + live == total`.
+
+    Of the `live * block_size` slots that requests hold, `used_slots` have a token; the others are waste.
+    """
 
     total: int
     free: int
@@ -20,6 +23,8 @@ class BlockStats:
     copied: int
     block_bytes: int
     block_size: int
+    used_slots: int
+    peak_used_slots: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,7 @@ class RequestStats:
     failed: int
     preemptions: int
     steps: int
+    peak_running: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import torch
 
-from prefixcache import PrefixCache
 from prefixcache_worker.attention.backend import choose_backend
 from prefixcache_worker.attention.calibration import CALIBRATION_TEXT, calibrate
 from prefixcache_worker.attention.kv_format import KvFormat, choose_format
 from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.attention.layout import LayoutOrder
 from prefixcache_worker.config import WorkerConfig, format_memory
+from prefixcache_worker.engine.cache_scheme import make_cache
 from prefixcache_worker.engine.engine import Engine, EngineConfig
 from prefixcache_worker.engine.engine_loop import EngineLoop
 from prefixcache_worker.errors import ConfigError
@@ -98,7 +98,12 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
     kv_store = _allocate_pool(loaded, config, kv_format, pool_size)
     engine = Engine(
         model=model,
-        cache=PrefixCache(num_blocks=pool_size.num_blocks, block_size=config.block_size),
+        cache=make_cache(
+            config.scheme,
+            num_blocks=pool_size.num_blocks,
+            block_size=config.block_size,
+            max_total_tokens=context_length,
+        ),
         kv_store=kv_store,
         token_bytes=loaded.tokenizer.token_bytes,
         eos_token_ids=loaded.config.eos_token_ids,

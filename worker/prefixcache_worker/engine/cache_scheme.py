@@ -1,0 +1,89 @@
+"""What the engine needs of whoever keeps account of the KV blocks, and the schemes there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
+
+from prefixcache import BlockCopy, BlockId, CacheStats, Match, Namespace, NodeDump, PrefixCache, TokenIds
+from prefixcache.block_pool import OnFree
+from prefixcache_worker.engine.unshared_cache import UnsharedCache
+
+
+class SequenceHandle(Protocol):
+    """One sequence's claim on blocks. The scheme that made it changes it; everybody else only reads."""
+
+    @property
+    def block_table(self) -> Sequence[BlockId]: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_cached_tokens(self) -> int: ...
+    @property
+    def copies(self) -> Sequence[BlockCopy]: ...
+
+
+HandleT = TypeVar("HandleT", bound=SequenceHandle)
+
+
+class CacheScheme(Protocol[HandleT]):
+    """Bookkeeping of blocks, without tensors. `PrefixCache` has the contracts of the methods.
+
+    A scheme that shares nothing keeps them too: it finds nothing, and what is published is nobody's to find.
+    """
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether one request may find what another one has computed."""
+
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+
+    def match(self, token_ids: TokenIds, namespace: Namespace, *, num_public_tokens: int = 0) -> Match: ...
+    def acquire(
+        self,
+        token_ids: TokenIds,
+        namespace: Namespace,
+        *,
+        num_public_tokens: int = 0,
+        use_cache: bool = True,
+        priority: int = 0,
+        is_resumed: bool = False,
+    ) -> HandleT: ...
+    def extend(self, handle: HandleT, token_ids: TokenIds) -> list[BlockCopy]: ...
+    def complete_copies(self, handle: HandleT) -> None: ...
+    def fork(self, handle: HandleT) -> HandleT:
+        """A second claim on the same tokens. Raises OutOfBlocksError in a scheme that copies all of it."""
+
+    def publish(self, handle: HandleT, num_written_tokens: int, *, include_tail: bool = False) -> None: ...
+    def release(self, handle: HandleT) -> None: ...
+    def stats(self) -> CacheStats: ...
+    def dump(self, max_depth: int = 0) -> list[NodeDump]: ...
+    def check(self) -> None: ...
+
+
+def make_cache(
+    scheme: str,
+    *,
+    num_blocks: int,
+    block_size: int,
+    max_total_tokens: int,
+    on_free: OnFree | None = None,
+) -> CacheScheme[Any]:
+    """The bookkeeping of a scheme that `--scheme` may name, over an empty pool.
+
+    `max_total_tokens`, the most that a sequence can have, is what `contiguous` reserves for each.
+    """
+    match scheme:
+        case "shared":
+            return PrefixCache(num_blocks=num_blocks, block_size=block_size, on_free=on_free)
+        case "paged":
+            return UnsharedCache(num_blocks=num_blocks, block_size=block_size, on_free=on_free)
+        case "contiguous":
+            num_reserved = -(-min(max_total_tokens, num_blocks * block_size) // block_size)
+            return UnsharedCache(
+                num_blocks=num_blocks, block_size=block_size, extent_blocks=num_reserved, on_free=on_free
+            )
+    raise AssertionError(f"{scheme!r} is no scheme")
