@@ -43,6 +43,7 @@ BENCHMARKS = {
     "hit_equality": Benchmark("A hit changes nothing"),
     "model_equality": Benchmark("The model is the model"),
     "cache_ops": Benchmark("Cache operations", " --sglang PYTHON --vllm-python PYTHON"),
+    "schemes": Benchmark("The schemes"),
     "eviction": Benchmark("Eviction on recorded traffic"),
 }
 

@@ -127,6 +127,13 @@ def json_path(value: str) -> str:
     return value
 
 
+def file_path(value: str) -> str:
+    """A file that can be made, and not standard output."""
+    if value == "-":
+        raise argparse.ArgumentTypeError("name a file; only --json writes to standard output")
+    return json_path(value)
+
+
 def positive_int(value: str) -> int:
     """An integer of at least 1 that a uint32 holds."""
     return _integer(value, minimum=1)

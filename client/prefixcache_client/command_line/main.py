@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from prefixcache import PrefixCacheError
-from prefixcache_client.command_line import bench, chat, demo, generate, replay, serve, stats, tree
+from prefixcache_client.command_line import bench, chat, demo, generate, replay, schemes, serve, stats, tree
 from prefixcache_client.command_line.arguments import Parser
 from prefixcache_client.errors import PrefixCacheClientError
 
-_COMMANDS = (serve, generate, chat, stats, tree, replay, demo, bench)
+_COMMANDS = (serve, generate, chat, stats, tree, replay, demo, bench, schemes)
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130

@@ -17,7 +17,8 @@ from prefixcache import POLICIES, TenantQuota
 from prefixcache.replay import Comparison, Trace, read_trace
 from prefixcache_client.command_line import arguments as common
 from prefixcache_client.command_line.output import console, write_result
-from prefixcache_client.command_line.replay_picture import draw_picture, require_matplotlib
+from prefixcache_client.command_line.pictures import picture_path, require_matplotlib
+from prefixcache_client.command_line.replay_picture import draw_picture
 from prefixcache_client.command_line.replay_result import ReplayResult, replay_tables, write_csv
 
 if TYPE_CHECKING:
@@ -70,9 +71,12 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--limit", type=common.positive_int, metavar="N", help="stop after N requests")
     parser.add_argument("--optimum", action="store_true", help="also what a cache that knows the future hits")
     common.add_json(parser)
-    parser.add_argument("--csv", type=_file, metavar="FILE", help="write the same rows as CSV")
+    parser.add_argument("--csv", type=common.file_path, metavar="FILE", help="write the same rows as CSV")
     parser.add_argument(
-        "--picture", type=_picture, metavar="FILE", help="draw the hit ratio against the size: .png or .svg"
+        "--picture",
+        type=picture_path,
+        metavar="FILE",
+        help="draw the hit ratio against the size: .png or .svg",
     )
     parser.set_defaults(run=run)
 
@@ -190,15 +194,3 @@ def _tenant_blocks(value: str) -> tuple[str, int]:
     if not separator:
         raise argparse.ArgumentTypeError(f"must be TENANT=BLOCKS, got {value!r}")
     return tenant, common.non_negative_int(number)
-
-
-def _file(value: str) -> str:
-    if value == "-":
-        raise argparse.ArgumentTypeError("name a file; only --json writes to standard output")
-    return common.json_path(value)
-
-
-def _picture(value: str) -> str:
-    if not value.endswith((".png", ".svg")):
-        raise argparse.ArgumentTypeError(f"must end with .png or .svg, got {value!r}")
-    return _file(value)

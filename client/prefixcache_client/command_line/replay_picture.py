@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 from itertools import cycle
 from typing import TYPE_CHECKING
 
 from prefixcache import POLICIES
 from prefixcache.replay import OPTIMUM
 from prefixcache_client.command_line.output import printable
+from prefixcache_client.command_line.pictures import COLOURS
 from prefixcache_client.command_line.replay_result import ReplayResult, subject
-from prefixcache_client.errors import PrefixCacheClientError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOURS = ("#d55e00", "#000000", "#56b4e9", "#009e73", "#e69f00", "#0072b2", "#cc79a7", "#8c8c00")
-"""Of the policies in their order; colour-blind readers can tell them apart too."""
 _MARKERS = "*os^vDPX"
-_STYLES = dict(zip(POLICIES, zip(cycle(_COLOURS), cycle(_MARKERS), strict=False), strict=False))
+_STYLES = dict(zip(POLICIES, zip(cycle(COLOURS), cycle(_MARKERS), strict=False), strict=False))
 
 _PANELS_PER_ROW = 3
 _PANEL_INCHES = (3.6, 3.0)
@@ -27,16 +24,6 @@ _LEGEND_INCHES = 1.5
 _LONGEST_NAME = 40
 _NEAREST_TICKS = 1.35
 """Ratio of two sizes whose labels still find room beside each other."""
-
-
-class PictureError(PrefixCacheClientError):
-    """A picture cannot be drawn here."""
-
-
-def require_matplotlib() -> None:
-    """Raise PictureError, which says what to install, unless it is there."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise PictureError("a picture needs matplotlib: install it with pip install 'prefixcache[plot]'")
 
 
 def draw_picture(result: ReplayResult, path: str) -> None:
