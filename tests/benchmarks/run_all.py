@@ -23,6 +23,7 @@ import torch
 HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "build" / "bench"
 PAGE = HERE.parents[1] / "docs" / "performance.md"
+PICTURE = HERE.parents[1] / "docs" / "schemes.png"
 README = HERE.parents[1] / "README.md"
 README_BENCHMARKS = ("main_job", "peers", "shared_reads")
 README_MARKS = ("<!-- measured: made by make bench -->", "<!-- end of measured -->")
@@ -123,6 +124,7 @@ def main() -> None:
     cache_peers = {"--sglang": args.sglang, "--vllm-python": args.vllm_python}
     arguments = {
         "peers": ["--vllm", args.vllm],
+        "schemes": ["--picture", str(PICTURE)],
         "cache_ops": [word for option, python in cache_peers.items() if python for word in (option, python)],
     }
     RESULTS.mkdir(parents=True, exist_ok=True)
