@@ -171,6 +171,7 @@ class PrefixCache:
         *,
         num_public_tokens: int = 0,
         use_cache: bool = True,
+        max_cached_tokens: int | None = None,
         priority: int = 0,
         priority_seconds: float = inf,
         is_resumed: bool = False,
@@ -181,7 +182,9 @@ class PrefixCache:
         first `num_public_tokens` are looked for among public nodes only, and will be published as
         public. Behind the last shared block, the longest partial match is ordered as a copy; it
         is left out when the pool is too full to keep its source. Without `use_cache` nothing is
-        shared, now or later.
+        shared, now or later. With `max_cached_tokens` no more than the first so many tokens are, as for
+        a sequence that needs the logits of the others; what it publishes is shared as always, and it
+        counts as bypassing the cache, not as a request that missed.
 
         What the sequence uses and publishes is evicted after everything of a lower `priority`, for
         `priority_seconds` from now. A block keeps its highest priority, and the longest of these;
@@ -197,6 +200,7 @@ class PrefixCache:
             namespace,
             num_public_tokens=num_public_tokens,
             use_cache=use_cache,
+            max_cached_tokens=max_cached_tokens,
             priority=priority,
             priority_seconds=priority_seconds,
             is_resumed=is_resumed,

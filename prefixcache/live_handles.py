@@ -99,12 +99,18 @@ class LiveHandles:
         self._epoch += 1
 
     def walk(
-        self, tokens: bytes, namespace: Namespace, num_public_tokens: int, use_cache: bool = True
+        self,
+        tokens: bytes,
+        namespace: Namespace,
+        num_public_tokens: int,
+        max_cached_tokens: int | None = None,
     ) -> Path:
         """The longest path for a prompt, of which at least one token must be left to compute."""
         num_tokens = len(tokens) // TOKEN_BYTES
         num_public_chunks = num_declared_chunks(num_public_tokens, num_tokens, self._block_size)
-        num_readable_tokens = max(num_tokens - 1, 0) if use_cache else 0
+        num_readable_tokens = max(num_tokens - 1, 0)
+        if max_cached_tokens is not None:
+            num_readable_tokens = min(num_readable_tokens, max_cached_tokens)
         return self._tree.walk(tokens, namespace, num_readable_tokens, num_public_chunks)
 
     def acquire(
@@ -114,6 +120,7 @@ class LiveHandles:
         *,
         num_public_tokens: int,
         use_cache: bool,
+        max_cached_tokens: int | None,
         priority: int,
         priority_seconds: float,
         is_resumed: bool,
@@ -126,12 +133,14 @@ class LiveHandles:
                 f"{num_public_tokens} tokens are declared public, but the namespace of tenant "
                 f"{namespace.tenant!r} is no publisher's; declare 0, or use a publisher's credential"
             )
+        if max_cached_tokens is not None and max_cached_tokens < 0:
+            raise InvalidArgumentError(f"max_cached_tokens is {max_cached_tokens}; give at least 0, or None")
         if not isinstance(priority, int):
             raise InvalidArgumentError(f"priority is {priority!r}; give an integer")
         if not priority_seconds > 0:
             raise InvalidArgumentError(f"priority_seconds is {priority_seconds}; give more than 0")
         num_tokens = len(tokens) // TOKEN_BYTES
-        path = self.walk(tokens, namespace, num_public_tokens, use_cache)
+        path = self.walk(tokens, namespace, num_public_tokens, max_cached_tokens if use_cache else 0)
         account = self._ledger.find_account(namespace.tenant)
         self._pins.end_due()
         shared_ids = path.block_ids
@@ -151,7 +160,8 @@ class LiveHandles:
             source_id, num_slots = source
             copies.append(BlockCopy(source_id, new_ids[0], num_slots))
             num_cached_tokens += num_slots
-        account.count_request(num_tokens, num_cached_tokens, uses_cache=use_cache, is_resumed=is_resumed)
+        uses_cache = use_cache and max_cached_tokens is None
+        account.count_request(num_tokens, num_cached_tokens, uses_cache=uses_cache, is_resumed=is_resumed)
         if not use_cache:
             self._note_bypass(tokens, namespace, num_public_tokens, account)
         handle = CacheHandle(

@@ -62,7 +62,8 @@ class InferenceServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Answers one prompt as a stream: any number of deltas, then exactly one completion, or a status that says why not.
+        """Answers one prompt as a stream: the prompt's log-probabilities if asked for, any number of deltas, then exactly
+        one completion, or a status that says why not.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,7 +34,9 @@ class InferenceServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InferenceServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
-    """Answers one prompt as a stream: any number of deltas, then exactly one completion, or a status that says why not."""
+    """Answers one prompt as a stream: the prompt's log-probabilities if asked for, any number of deltas, then exactly
+    one completion, or a status that says why not.
+    """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
     """Turns text or chat messages into the token ids that Generate would compute."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]
@@ -48,7 +50,9 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Answers one prompt as a stream: any number of deltas, then exactly one completion, or a status that says why not."""
+    """Answers one prompt as a stream: the prompt's log-probabilities if asked for, any number of deltas, then exactly
+    one completion, or a status that says why not.
+    """
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Turns text or chat messages into the token ids that Generate would compute."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]  # type: ignore[assignment]
@@ -65,7 +69,9 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
-        """Answers one prompt as a stream: any number of deltas, then exactly one completion, or a status that says why not."""
+        """Answers one prompt as a stream: the prompt's log-probabilities if asked for, any number of deltas, then exactly
+        one completion, or a status that says why not.
+        """
 
     @_abc_1.abstractmethod
     def Tokenize(

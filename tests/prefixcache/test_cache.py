@@ -286,6 +286,21 @@ def test_without_cache_nothing_is_read_and_nothing_left() -> None:
     assert cache.dump() == before
 
 
+@pytest.mark.parametrize("max_cached", [0, 1, 15, 16, 20, 39, 40])
+def test_no_more_than_asked_is_read_and_everything_is_published(max_cached: int) -> None:
+    cache = PrefixCache(num_blocks=20)
+    run(cache, stream("a", 30))
+    handle = cache.acquire([*stream("a", 40), *X], NAMESPACE, max_cached_tokens=max_cached)
+    assert handle.num_cached_tokens == min(max_cached, 30)
+    cache.complete_copies(handle)
+    cache.publish(handle, 41, include_tail=True)
+    cache.check()
+    cache.release(handle)
+    assert num_matched(cache, [*stream("a", 40), *X, *X]) == 41
+    usage = cache.usage(NAMESPACE.tenant)
+    assert (usage.num_requests, usage.num_bypassed) == (1, 1)
+
+
 def test_b17_a_handle_is_released_once_and_only_by_its_cache() -> None:
     cache, other_cache = PrefixCache(num_blocks=20), PrefixCache(num_blocks=20)
     handle = start(cache, stream("a", 40))

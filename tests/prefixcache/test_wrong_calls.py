@@ -205,6 +205,11 @@ def test_public_without_the_role(scene: Scene, use_cache: bool) -> None:
             scene.cache.acquire(stream("s", 40), namespace, num_public_tokens=32, use_cache=use_cache)
 
 
+def test_fewer_cached_tokens_than_none(scene: Scene) -> None:
+    with refused(scene.cache, InvalidArgumentError, "max_cached_tokens is -1; give at least 0, or None"):
+        scene.cache.acquire(stream("a", 40), NAMESPACE, max_cached_tokens=-1)
+
+
 @pytest.mark.parametrize("seconds", [0, -1.5, nan, -inf])
 def test_promises_that_have_ended_before_they_begin(scene: Scene, seconds: float) -> None:
     with refused(scene.cache, InvalidArgumentError, f"priority_seconds is {seconds}; give more than 0"):

@@ -89,6 +89,7 @@ class CacheDriver:
             namespace,
             num_public=num_public,
             use_cache=not choose.one_in(8),
+            max_cached=choose.integer(0, len(prompt)) if num_public == 0 and choose.one_in(8) else None,
             is_resumed=choose.one_in(8),
             priority=choose.one_of([0, 0, 0, 1, 5, -1]),
             priority_seconds=choose.one_of([inf, inf, 3]),

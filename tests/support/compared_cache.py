@@ -105,17 +105,19 @@ class ComparedCache:
         *,
         num_public: int = 0,
         use_cache: bool = True,
+        max_cached: int | None = None,
         is_resumed: bool = False,
         priority: int = 0,
         priority_seconds: float = inf,
     ) -> Sequence | None:
-        """None when it is refused, as it should be."""
+        """None when it is refused, as it should be. Requires: `max_cached` only with nothing public."""
         acquire = partial(
             self.cache.acquire,
             prompt,
             namespace,
             num_public_tokens=num_public,
             use_cache=use_cache,
+            max_cached_tokens=max_cached,
             priority=priority,
             priority_seconds=priority_seconds,
             is_resumed=is_resumed,
@@ -123,8 +125,10 @@ class ComparedCache:
         if num_public and not namespace.is_publisher:
             self.refused(acquire, NotPublisherError, f"{num_public} tokens", repr(namespace.tenant))
             return None
-        match, tenant = self.match(prompt, namespace, num_public), namespace.tenant
-        route = self.oracle.route(prompt[:-1] if use_cache else [], namespace, num_public // self.block_size)
+        tenant = namespace.tenant
+        match = self.match(prompt if max_cached is None else prompt[: max_cached + 1], namespace, num_public)
+        readable = prompt[:-1][:max_cached] if use_cache else []
+        route = self.oracle.route(readable, namespace, num_public // self.block_size)
         path = self.oracle.path(prompt, namespace, route)
         shared_ids = [self.oracle.block_of[prefix] for prefix in path]
         num_new = self.oracle.num_blocks(prompt) - len(shared_ids)
@@ -148,7 +152,10 @@ class ComparedCache:
         assert handle.copies == ([BlockCopy(copied[0], new_ids[0], copied[1])] if copied else [])
         assert handle.num_cached_tokens == num_cached
         self.oracle.touch(path, tenant)
-        self.model.count_request(tenant, len(prompt), num_cached, uses_cache=use_cache, is_resumed=is_resumed)
+        uses_cache = use_cache and max_cached is None
+        self.model.count_request(
+            tenant, len(prompt), num_cached, uses_cache=uses_cache, is_resumed=is_resumed
+        )
         if use_cache:
             self.model.renew_pins(match, self.seconds)
         in_use |= {*shared_ids, *(copy.source for copy in handle.copies)}

@@ -21,9 +21,11 @@ from prefixcache_worker.engine.request import (
     Delta,
     Failure,
     FinishReason,
+    PromptLogprobs,
     Request,
     SamplingParams,
     StopConditions,
+    TokenLogprobs,
 )
 from prefixcache_worker.model.model import Model
 
@@ -95,6 +97,7 @@ class HandEngine:
             attention=choose_backend(backend, self.store),
             **({} if clock is None else {"clock": clock}),
         )
+        self.prompt_logprobs: dict[str, list[TokenLogprobs | None]] = {}
         self.deltas: dict[str, list[Delta]] = {}
         self.completions: dict[str, Completion] = {}
         self.failures: dict[str, Exception] = {}
@@ -111,6 +114,11 @@ class HandEngine:
         n: int = 1,
         sampling: SamplingParams = GREEDY,
         stop: tuple[str, ...] = (),
+        stop_token_ids: tuple[int, ...] = (),
+        min_tokens: int = 0,
+        include_stop: bool = False,
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
         public: int = 0,
         use_cache: bool = True,
     ) -> str:
@@ -123,13 +131,22 @@ class HandEngine:
                 namespace=Namespace(model="tiny", tenant=tenant, salt=salt, is_publisher=True),
                 prompt_token_ids=tuple(prompt),
                 sampling=sampling,
-                stop_conditions=StopConditions(max_tokens=max_tokens, stop=stop),
+                stop_conditions=StopConditions(
+                    max_tokens=max_tokens,
+                    min_tokens=min_tokens,
+                    stop=stop,
+                    stop_token_ids=stop_token_ids,
+                    include_stop=include_stop,
+                ),
                 num_choices=n,
                 num_public_tokens=public,
                 use_cache=use_cache,
+                num_logprobs=logprobs,
+                num_prompt_logprobs=prompt_logprobs,
             ),
         )
         self.deltas[request_id] = []
+        self.prompt_logprobs[request_id] = []
         return request_id
 
     def step(self) -> list[Output]:
@@ -138,6 +155,9 @@ class HandEngine:
         for request_id, event in outputs:
             assert request_id not in self.completions, "an event after the last one"
             match event:
+                case PromptLogprobs(logprobs):
+                    assert not self.deltas[request_id], "the prompt comes first"
+                    self.prompt_logprobs[request_id] += logprobs
                 case Delta():
                     self.deltas[request_id].append(event)
                 case Completion():
@@ -162,6 +182,9 @@ class HandEngine:
 
     def tokens(self, request_id: str, index: int = 0) -> list[int]:
         return [t for delta in self.deltas[request_id] if delta.index == index for t in delta.token_ids]
+
+    def logprobs(self, request_id: str, index: int = 0) -> list[TokenLogprobs]:
+        return [s for delta in self.deltas[request_id] if delta.index == index for s in delta.logprobs]
 
     def text(self, request_id: str, index: int = 0) -> str:
         return "".join(delta.text for delta in self.deltas[request_id] if delta.index == index)

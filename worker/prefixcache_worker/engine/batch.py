@@ -27,6 +27,8 @@ class Batch(NamedTuple):
     plans: tuple[AttentionPlan, ...]
     """One for each window that layers of the model have."""
     forward: ForwardBatch
+    num_logit_rows: tuple[int, ...]
+    """Rows of logits of each span; they belong to its last tokens."""
 
 
 def build_batch(
@@ -37,7 +39,7 @@ def build_batch(
 ) -> Batch:
     """Plan the step and gather its tokens, without padding.
 
-    A sequence whose last token is in the step gets a row of logits, in batch order.
+    Each sequence gets a row of logits for every token from its `first_logit_position` on, in batch order.
     """
     plans = planner.plan(
         [
@@ -50,13 +52,15 @@ def build_batch(
     positions: list[int] = []
     prompt_lengths: list[int] = []
     logit_rows: list[int] = []
+    num_logit_rows: list[int] = []
     for sequence, num_tokens in spans:
         start = sequence.num_computed_tokens
         token_ids += sequence.token_ids[start : start + num_tokens]
         positions += range(start, start + num_tokens)
         prompt_lengths += [sequence.num_prompt_tokens] * num_tokens
-        if num_tokens == sequence.num_uncomputed_tokens:
-            logit_rows.append(len(token_ids) - 1)
+        num_rows = min(num_tokens, max(0, start + num_tokens - sequence.first_logit_position))
+        logit_rows += range(len(token_ids) - num_rows, len(token_ids))
+        num_logit_rows.append(num_rows)
     columns = (token_ids, positions, prompt_lengths, logit_rows)
     forward = ForwardBatch(*(torch.tensor(column, dtype=torch.int64, device=device) for column in columns))
-    return Batch(spans, plans, forward)
+    return Batch(spans, plans, forward, tuple(num_logit_rows))

@@ -19,17 +19,17 @@ from prefixcache_worker.attention.planner import AttentionPlanner
 from prefixcache_worker.engine.assembler import Assembler
 from prefixcache_worker.engine.batch import Batch, ScheduledSpan, build_batch
 from prefixcache_worker.engine.cache_scheme import CacheScheme
+from prefixcache_worker.engine.logprobs import token_logprobs
 from prefixcache_worker.engine.request import (
     Completion,
-    Delta,
     Event,
     Failure,
-    FinishReason,
     Request,
     Timing,
+    TokenLogprobs,
     Usage,
 )
-from prefixcache_worker.engine.sampler import SamplingRow, sample
+from prefixcache_worker.engine.sampler import sample, take_rows
 from prefixcache_worker.engine.scheduler import Scheduler
 from prefixcache_worker.engine.sequence import Sequence
 from prefixcache_worker.engine.stats import BlockStats, EngineStats, RequestStats, TokenStats
@@ -255,8 +255,11 @@ class Engine:
 
     def _new_sequence(self, key: Hashable, request: Request, index: int) -> Sequence:
         limit = len(request.prompt_token_ids) + request.stop_conditions.max_tokens
-        assembler = Assembler(self._token_bytes, request.stop_conditions.stop)
-        return Sequence(key, request, index, assembler, min(limit, self.max_total_tokens))
+        stop = request.stop_conditions
+        assembler = Assembler(self._token_bytes, stop.stop, include_stop=stop.include_stop)
+        return Sequence(
+            key, request, index, assembler, min(limit, self.max_total_tokens), self._eos_token_ids
+        )
 
     def _note_starts(self, scheduled: list[ScheduledSpan]) -> None:
         """Count a prompt's hit once, when it first runs; coming back after a preemption is no hit."""
@@ -286,26 +289,24 @@ class Engine:
                 self.cache.complete_copies(handle)
 
     def _apply(self, batch: Batch, logits: torch.Tensor) -> list[Output]:
-        """Take over what the step computed: rows first, then tokens."""
+        """Take over what the step computed: rows and what is said of prompts first, then tokens."""
+        outputs: list[Output] = []
         sampled: list[Sequence] = []
         rows: list[int] = []
-        num_rows = 0
-        for sequence, num_tokens in batch.spans:
+        end = 0
+        for (sequence, num_tokens), num_logit_rows in zip(batch.spans, batch.num_logit_rows, strict=True):
+            start, end = end, end + num_logit_rows
+            scores = sequence.score_prompt(logits[start:end])
+            if scores is not None:
+                outputs.append(Output(sequence.key, scores))
             self._advance(sequence, num_tokens)
             if sequence.num_uncomputed_tokens == 0:
                 choices = [sequence, *self._fork_choices(sequence)]
                 sampled += choices
-                rows += [num_rows] * len(choices)
-                num_rows += 1
-        if not sampled:
-            return []
-        params = [SamplingRow(sequence.request.sampling, sequence.generator) for sequence in sampled]
-        tokens = sample(logits[rows], params)
-        return [
-            output
-            for sequence, token in zip(sampled, tokens, strict=True)
-            for output in self._take_token(sequence, token)
-        ]
+                rows += [end - 1] * len(choices)
+        if sampled:
+            outputs += self._take_tokens(sampled, take_rows(logits, rows))
+        return outputs
 
     def _advance(self, sequence: Sequence, num_tokens: int) -> None:
         """Count rows as written; whenever that fills a block, everybody may use it."""
@@ -325,30 +326,32 @@ class Engine:
         answer.sequences += forks
         return forks
 
-    def _take_token(self, sequence: Sequence, token: int) -> list[Output]:
-        request, key = sequence.request, sequence.key
-        answer = self._answers[key]
-        sequence.token_ids.append(token)
+    def _take_tokens(
+        self,
+        sampled: list[Sequence],
+        logits: torch.Tensor,  # [len(sampled), vocabulary_size] float32
+    ) -> list[Output]:
+        tokens = sample(logits, [sequence.sampling for sequence in sampled])
+        scores = token_logprobs(logits, tokens, [sequence.request.num_logprobs for sequence in sampled])
+        return [
+            output
+            for sequence, token, score in zip(sampled, tokens, scores, strict=True)
+            for output in self._take_token(sequence, token, score)
+        ]
+
+    def _take_token(self, sequence: Sequence, token: int, score: TokenLogprobs | None) -> list[Output]:
+        answer = self._answers[sequence.key]
         self._counters.generated_tokens += 1
         answer.num_output_tokens += 1
         if answer.first_token is None:
             answer.first_token = self._clock()
-        ends_text = token in self._eos_token_ids and not request.stop_conditions.ignore_eos
-        text, met_stop = sequence.assembler.push(token)
-        reason = None
-        if ends_text or met_stop:
-            reason = FinishReason.STOP
-        elif len(sequence.token_ids) >= sequence.max_total_tokens:
-            reason = FinishReason.LENGTH
-        if reason is None:
-            return [Output(key, Delta(sequence.index, text, (token,)))]
-        if not met_stop:
-            text += sequence.assembler.finish()
-        self._scheduler.retire(sequence)
-        answer.sequences.remove(sequence)
-        outputs = [Output(key, Delta(sequence.index, text, (token,), reason))]
-        if not answer.sequences:
-            outputs.append(Output(key, self._complete(answer)))
+        delta = sequence.take(token, score)
+        outputs = [Output(answer.key, delta)]
+        if delta.finish_reason is not None:
+            self._scheduler.retire(sequence)
+            answer.sequences.remove(sequence)
+            if not answer.sequences:
+                outputs.append(Output(answer.key, self._complete(answer)))
         return outputs
 
     def _complete(self, answer: _Answer) -> Completion:

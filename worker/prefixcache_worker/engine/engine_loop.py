@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from prefixcache_worker.engine.engine import Engine, Output
-from prefixcache_worker.engine.request import Completion, Delta, Event, Failure, Request
+from prefixcache_worker.engine.request import AnswerEvent, Completion, Event, Failure, Request
 from prefixcache_worker.errors import DuplicateRequestError, EngineStoppedError, QueueFullError
 
 logger = logging.getLogger(__name__)
@@ -39,18 +39,18 @@ class RequestStream:
     ) -> None:
         self._cancel(self)
 
-    async def __aiter__(self) -> AsyncIterator[Delta | Completion]:
-        """Deltas, then one completion. Raises what ended the request if it could not be finished."""
+    async def __aiter__(self) -> AsyncIterator[AnswerEvent]:
+        """Its events, the completion last. Raises what ended the request if it could not be finished."""
         while not self._ended:
             event = await self._events.get()
-            self._ended = not isinstance(event, Delta)
+            self._ended = isinstance(event, Completion | Failure)
             if isinstance(event, Failure):
                 raise event.error
             yield event
 
-    def take_ready(self) -> list[Delta | Completion]:
+    def take_ready(self) -> list[AnswerEvent]:
         """What has arrived and was not read yet, without waiting; a failure stays for the iterator."""
-        ready: list[Delta | Completion] = []
+        ready: list[AnswerEvent] = []
         while not self._events.empty() and not self._ended:
             event = self._events.get_nowait()
             if isinstance(event, Failure):
@@ -186,7 +186,7 @@ class EngineLoop:
             if stream is None:
                 continue  # cancelled after this step began
             stream.put(event)
-            if not isinstance(event, Delta):
+            if isinstance(event, Completion | Failure):
                 self._forget(stream)
 
     def _run(self) -> None:

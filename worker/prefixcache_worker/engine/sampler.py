@@ -1,81 +1,94 @@
-"""From logits to the next token of each sequence."""
+"""From logits to the next token of each choice."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence as SequenceOf
-from typing import NamedTuple
 
+import numpy as np
 import torch
 
-from prefixcache_worker.engine.request import SamplingParams
+from prefixcache_worker.engine.logit_adjustments import adjust_logits
+from prefixcache_worker.engine.sampling_state import SamplingState
+from prefixcache_worker.engine.truncation import truncate
 
-MIN_TEMPERATURE = 1e-5
-"""Anything colder is greedy in effect; dividing by less overflows float32."""
-
-NUM_LIKELY_TOKENS = 1024
-"""top_p looks at so many likeliest tokens first and sorts the whole vocabulary only if they fall short."""
-
-
-class SamplingRow(NamedTuple):
-    """How the token of one row of logits is chosen."""
-
-    params: SamplingParams
-    generator: torch.Generator | None  # None exactly when greedy
-
-
-def choice_generator(seed: int | None, index: int) -> torch.Generator:
-    """The random stream of choice `index`: its own for every (seed, index), fresh without a seed."""
-    generator = torch.Generator()
-    if seed is None:
-        generator.seed()
-    else:
-        digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest()
-        generator.manual_seed(int.from_bytes(digest, "little", signed=True))
-    return generator
+RUN_LENGTH = 256
+"""Tokens whose probabilities are summed first when one is drawn: fewer sums, fewer tokens in the last one."""
+ALMOST_ONE = 1 - 2.0**-53
 
 
 def sample(
     logits: torch.Tensor,  # [num_rows, vocabulary_size] float32
-    rows: SequenceOf[SamplingRow],
+    choices: SequenceOf[SamplingState],  # one for each row
 ) -> list[int]:
-    """One token per row. Greedy rows take the first of the likeliest; no row depends on another.
+    """The next token of each choice. Changes neither the logits nor the choices.
 
-    Cost: one pass over the logits, and a partial sort per row with top_k or top_p.
+    Logits are adjusted (penalties, biases, bans: `adjust_logits`), divided by the temperature, made
+    probabilities, truncated (top_k, min_p, top_p: `truncate`), and drawn from. At a temperature of 0 the
+    first of the likeliest adjusted logits is taken instead. No row depends on another, and a token only on
+    its row and its choice.
+
+    Cost: one argmax for greedy rows, one softmax for the others, a sort for those that are truncated.
     """
-    tokens = logits.argmax(dim=-1).tolist()
-    for i, (params, generator) in enumerate(rows):
-        if generator is not None:
-            tokens[i] = _sample_row(logits[i].cpu(), params, generator)
-    return tokens
+    logits = adjust_logits(logits, choices)
+    greedy = [row for row, choice in enumerate(choices) if choice.params.is_greedy]
+    drawn = [row for row, choice in enumerate(choices) if not choice.params.is_greedy]
+    token_ids = np.empty(len(choices), dtype=np.int64)
+    if greedy:
+        token_ids[greedy] = take_rows(logits, greedy).argmax(1).cpu().numpy()
+    if drawn:
+        token_ids[drawn] = _draw(take_rows(logits, drawn).cpu(), [choices[row] for row in drawn])
+    return [int(token_id) for token_id in token_ids]
 
 
-def _sample_row(logits: torch.Tensor, params: SamplingParams, generator: torch.Generator) -> int:
-    # Shifted first, so that the likeliest token stays finite at any temperature.
-    scaled = (logits - logits.max()) / max(params.temperature, MIN_TEMPERATURE)
-    if params.top_k > 0 and params.top_k < len(scaled):
-        kept = scaled.topk(params.top_k)
-        return int(kept.indices[_draw(_nucleus(kept.values.softmax(-1), params.top_p), generator)])
-    probabilities = scaled.softmax(-1)
-    if params.top_p >= 1:
-        return _draw(probabilities, generator)
-    likely, token_ids = probabilities.topk(min(NUM_LIKELY_TOKENS, len(probabilities)))
-    if likely.sum() < params.top_p:
-        likely, token_ids = probabilities.sort(descending=True)
-    return int(token_ids[_draw(_nucleus(likely, params.top_p), generator)])
+def take_rows(
+    tensor: torch.Tensor,  # [num_rows, ...]
+    rows: list[int],
+) -> torch.Tensor:  # [len(rows), ...]
+    """The rows in this order; the tensor itself, not a copy, when these are all of its rows in order."""
+    return tensor if rows == list(range(len(tensor))) else tensor[rows]
 
 
-def _nucleus(
-    probabilities: torch.Tensor,  # [n], descending
-    top_p: float,
-) -> torch.Tensor:  # [n], zero outside the nucleus
-    """The smallest set of likeliest tokens whose probability reaches top_p (Holtzman et al. 2020)."""
-    before = probabilities.cumsum(-1) - probabilities
-    nucleus = before < top_p
-    nucleus[0] = True
-    return probabilities * nucleus
+def _draw(
+    logits: torch.Tensor,  # [num_rows, vocabulary_size] float32, on the CPU
+    choices: list[SamplingState],
+) -> np.ndarray:  # [num_rows] int64
+    num_rows, vocabulary_size = logits.shape
+    temperatures = torch.tensor([[choice.params.temperature] for choice in choices], dtype=torch.float32)
+    # Whole runs: what is added has no probability.
+    scaled = torch.empty(num_rows, -(-vocabulary_size // RUN_LENGTH) * RUN_LENGTH)
+    torch.div(logits, temperatures, out=scaled[:, :vocabulary_size])
+    scaled[:, vocabulary_size:] = -torch.inf
+    probabilities = scaled.softmax(1).numpy()
+    for row, choice in enumerate(choices):
+        if choice.params.truncates:
+            truncate(probabilities[row, :vocabulary_size], choice.params)
+    return _indices_at(probabilities, np.array([choice.uniform for choice in choices]))
 
 
-def _draw(weights: torch.Tensor, generator: torch.Generator) -> int:
-    """Index i with probability proportional to weights[i], as the winner of an exponential race."""
-    return int((weights / torch.empty_like(weights).exponential_(generator=generator)).argmax())
+def _indices_at(
+    weights: np.ndarray,  # [num_rows, num_runs * RUN_LENGTH] float32
+    fractions: np.ndarray,  # [num_rows] float64, in [0, 1)
+) -> np.ndarray:  # [num_rows] int64
+    """Where the running sum of a row passes so large a fraction of it: first the run, then the place in it.
+
+    Never a place without weight, because a sum does not pass anything there.
+    """
+    runs = weights.reshape(len(weights), -1, RUN_LENGTH)
+    run, within = _place_at(runs.sum(2), fractions)
+    place, _ = _place_at(np.take_along_axis(runs, run[:, None, None], 1)[:, 0], within)
+    indices: np.ndarray = run * RUN_LENGTH + place
+    return indices
+
+
+def _place_at(
+    weights: np.ndarray,  # [num_rows, n] float32
+    fractions: np.ndarray,  # [num_rows] float64, in [0, 1)
+) -> tuple[np.ndarray, np.ndarray]:  # [num_rows] int64, [num_rows] float64 in [0, 1)
+    """Where the running sum passes so large a fraction of the whole, and how far into that place's weight."""
+    up_to = weights.cumsum(1, dtype=np.float64)
+    target = fractions * up_to[:, -1]
+    place = (up_to <= target[:, None]).sum(1)
+    at = place[:, None]
+    weight = np.take_along_axis(weights, at, 1)[:, 0].astype(np.float64)
+    passed = np.take_along_axis(up_to, at, 1)[:, 0] - target  # how far the sum is beyond it
+    return place, np.clip(1 - passed / weight, 0, ALMOST_ONE)

@@ -138,6 +138,7 @@ class Scheduler:
                 request.namespace,
                 num_public_tokens=request.num_public_tokens,
                 use_cache=request.use_cache,
+                max_cached_tokens=sequence.max_cached_tokens,
             )
         except OutOfBlocksError:
             assert self.running, "a sequence that was admissible does not fit an idle pool"
@@ -150,7 +151,7 @@ class Scheduler:
     def _is_being_computed(self, sequence: Sequence) -> bool:
         """Whether a prefill in flight will soon publish more of this prompt than is cached now."""
         request = sequence.request
-        if not request.use_cache:
+        if not request.use_cache or sequence.max_cached_tokens is not None:
             return False
         num_soon = max((_num_shareable(sequence, other) for other in self.running), default=0)
         if num_soon == 0:

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 
 import numpy as np
 import torch
 
 from prefixcache_worker.engine.assembler import Assembler
 from prefixcache_worker.engine.cache_scheme import SequenceHandle
-from prefixcache_worker.engine.request import Request
-from prefixcache_worker.engine.sampler import choice_generator
+from prefixcache_worker.engine.logprobs import token_logprobs
+from prefixcache_worker.engine.request import Delta, FinishReason, PromptLogprobs, Request, TokenLogprobs
+from prefixcache_worker.engine.sampling_state import SamplingState
 
 
 class Sequence:
-    """Tokens of one choice, and how far their KV is written.
+    """Tokens of one choice, how far their KV is written, and what is said of them.
 
     Invariants between two steps, proved by `check`: `num_computed_tokens < len(token_ids)`, so that there
     is always something to compute; a handle has room for every computed token, and without one, while
-    it waits, nothing counts as computed.
+    it waits, nothing counts as computed. What was said of a token is never said again, whatever is
+    computed again.
     """
 
     def __init__(
-        self, key: Hashable, request: Request, index: int, assembler: Assembler, max_total_tokens: int
+        self,
+        key: Hashable,
+        request: Request,
+        index: int,
+        assembler: Assembler,
+        max_total_tokens: int,
+        eos_token_ids: Collection[int] = (),
     ) -> None:
         self.key = key
         """The engine's key of the request."""
@@ -33,9 +41,18 @@ class Sequence:
         self.handle: SequenceHandle | None = None
         self.assembler = assembler
         self.max_total_tokens = max_total_tokens
-        self.generator: torch.Generator | None = (
-            None if request.sampling.temperature == 0 else choice_generator(request.sampling.seed, index)
+        stop = request.stop_conditions
+        self._ending_ids = frozenset((*stop.stop_token_ids, *(() if stop.ignore_eos else eos_token_ids)))
+        self.sampling = SamplingState(
+            request.sampling,
+            index=index,
+            prompt_token_ids=request.prompt_token_ids,
+            ending_ids=self._ending_ids,
+            min_tokens=stop.min_tokens,
         )
+        # The first choice tells them, for all.
+        wants_prompt = index == 0 and request.num_prompt_logprobs is not None
+        self._num_scored_tokens = 0 if wants_prompt else self.num_prompt_tokens
         self._prompt = np.array(request.prompt_token_ids, dtype=np.uint32)
 
     @property
@@ -65,6 +82,58 @@ class Sequence:
     def num_choices_to_fork(self) -> int:
         """Choices that will split off when the prompt is computed."""
         return self.request.num_choices - 1 if self.index == 0 and self.num_output_tokens == 0 else 0
+
+    @property
+    def first_logit_position(self) -> int:
+        """Logits are wanted from here on: of the last token, and before it where a prompt is to be scored."""
+        if self._num_scored_tokens < self.num_prompt_tokens:
+            return max(0, self._num_scored_tokens - 1)
+        return len(self.token_ids) - 1
+
+    @property
+    def max_cached_tokens(self) -> int | None:
+        """So many rows at most can come from the cache, which has no logits; None: any number."""
+        return self.first_logit_position if self._num_scored_tokens < self.num_prompt_tokens else None
+
+    def score_prompt(
+        self,
+        logits: torch.Tensor,  # [num_rows, vocabulary_size] float32, from `first_logit_position` on
+    ) -> PromptLogprobs | None:
+        """What is to be said of the prompt tokens that follow these rows; None if nothing is."""
+        if self._num_scored_tokens == self.num_prompt_tokens:
+            return None
+        start = self.first_logit_position + 1
+        token_ids = self.request.prompt_token_ids[start : start + len(logits)]
+        scores: list[TokenLogprobs | None] = [None] if self._num_scored_tokens == 0 else []
+        scores += token_logprobs(logits, token_ids, [self.request.num_prompt_logprobs] * len(token_ids))
+        self._num_scored_tokens += len(scores)
+        return PromptLogprobs(tuple(scores)) if scores else None
+
+    def take(self, token_id: int, score: TokenLogprobs | None = None) -> Delta:
+        """Append a token; what it adds to the answer, and whether it ends it. O(bytes of the token)."""
+        stop = self.request.stop_conditions
+        self.token_ids.append(token_id)
+        self.sampling.append(token_id)
+        ends = token_id in self._ending_ids
+        if ends and not stop.include_stop:
+            text, stop_text = "", None
+        else:
+            may_stop = self.num_output_tokens >= stop.min_tokens
+            text, stop_text = self.assembler.push(token_id, may_stop=may_stop)
+        is_full = len(self.token_ids) >= self.max_total_tokens
+        if stop_text is None and (ends or is_full):
+            rest, stop_text = self.assembler.finish()
+            text += rest
+        reason = None
+        if ends or stop_text is not None:
+            reason = FinishReason.STOP
+        elif is_full:
+            reason = FinishReason.LENGTH
+        stop_reason: str | int | None = stop_text
+        if stop_text is None and token_id in stop.stop_token_ids:
+            stop_reason = token_id
+        logprobs = () if score is None else (score,)
+        return Delta(self.index, text, (token_id,), reason, stop_reason, logprobs)
 
     def num_common_prompt_tokens(self, other: Sequence) -> int:
         """Length of the longest common prefix of the two prompts. O(length), at memory speed."""

@@ -13,7 +13,14 @@ from google.protobuf.message import Message
 
 from prefixcache.v1 import inference_pb2, inference_pb2_grpc
 from prefixcache_worker.engine.engine_loop import EngineLoop
-from prefixcache_worker.engine.request import Completion, Delta, FinishReason
+from prefixcache_worker.engine.request import (
+    AnswerEvent,
+    Completion,
+    Delta,
+    FinishReason,
+    PromptLogprobs,
+    TokenLogprobs,
+)
 from prefixcache_worker.server.served_model import ServedModel
 from prefixcache_worker.server.status import errors_as_status
 from prefixcache_worker.server.validation import (
@@ -112,15 +119,22 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return inference_pb2.DetokenizeResponse(text=text)
 
 
-def event_to_proto(event: Delta | Completion) -> inference_pb2.GenerateResponse:
+def event_to_proto(event: AnswerEvent) -> inference_pb2.GenerateResponse:
     """The message of one event."""
+    if isinstance(event, PromptLogprobs):
+        prompt_logprobs = inference_pb2.PromptLogprobs(logprobs=map(_logprobs_to_proto, event.logprobs))
+        return inference_pb2.GenerateResponse(prompt_logprobs=prompt_logprobs)
     if isinstance(event, Delta):
+        stop = event.stop_reason
         return inference_pb2.GenerateResponse(
             delta=inference_pb2.Delta(
                 index=event.index,
                 text=event.text,
                 token_ids=event.token_ids,
                 finish_reason=_FINISH_REASONS[event.finish_reason],
+                stop_text=stop if isinstance(stop, str) else None,
+                stop_token_id=stop if isinstance(stop, int) else None,
+                logprobs=map(_logprobs_to_proto, event.logprobs),
             )
         )
     return inference_pb2.GenerateResponse(
@@ -132,16 +146,20 @@ def event_to_proto(event: Delta | Completion) -> inference_pb2.GenerateResponse:
     )
 
 
-def merge_deltas(events: Iterable[Delta | Completion]) -> list[Delta | Completion]:
+def merge_deltas(events: Iterable[AnswerEvent]) -> list[AnswerEvent]:
     """The same events with one delta for each choice; texts and tokens keep their order. O(tokens)."""
-    merged: list[Delta | Completion] = []
+    first: list[AnswerEvent] = []
+    last: list[AnswerEvent] = []
     deltas_by_choice: dict[int, list[Delta]] = {}
     for event in events:
-        if isinstance(event, Delta):
-            deltas_by_choice.setdefault(event.index, []).append(event)
-        else:
-            merged.append(event)
-    return [_joined(deltas) for deltas in deltas_by_choice.values()] + merged
+        match event:
+            case PromptLogprobs():
+                first.append(event)
+            case Delta():
+                deltas_by_choice.setdefault(event.index, []).append(event)
+            case Completion():
+                last.append(event)
+    return [*first, *map(_joined, deltas_by_choice.values()), *last]
 
 
 def _joined(deltas: list[Delta]) -> Delta:
@@ -150,6 +168,16 @@ def _joined(deltas: list[Delta]) -> Delta:
         text="".join(delta.text for delta in deltas),
         token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
         finish_reason=deltas[-1].finish_reason,
+        stop_reason=deltas[-1].stop_reason,
+        logprobs=tuple(score for delta in deltas for score in delta.logprobs),
+    )
+
+
+def _logprobs_to_proto(score: TokenLogprobs | None) -> inference_pb2.TokenLogprobs:
+    if score is None:
+        return inference_pb2.TokenLogprobs()
+    return inference_pb2.TokenLogprobs(
+        logprob=score.logprob, top_token_ids=score.top_token_ids, top_logprobs=score.top_logprobs
     )
 
 

@@ -7,7 +7,7 @@ They may take as long as tokenising takes; nothing in them waits.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from prefixcache import Namespace
@@ -21,9 +21,16 @@ DEFAULT_TENANT = "default"
 MAX_TENANT_LENGTH = 128
 MAX_REQUEST_ID_LENGTH = 256
 MAX_TEMPERATURE = 100.0
+MIN_REPETITION_PENALTY = 0.01
+MAX_REPETITION_PENALTY = 10.0
+MAX_PENALTY = 2.0
+MAX_BIASES = 300
+MAX_BIAS = 100.0
 MAX_CHOICES = 64
 MAX_STOP_TEXTS = 16
 MAX_STOP_LENGTH = 1024
+MAX_STOP_TOKEN_IDS = 256
+MAX_TOP_LOGPROBS = 20
 MAX_SALT_BYTES = 64 * 1024
 MAX_CHARACTERS_PER_TOKEN = 64
 """Text with more characters than this for each token of the context is refused before it is tokenised."""
@@ -66,7 +73,7 @@ def request_from_proto(message: inference_pb2.GenerateRequest, *, tenant: str, m
     )
     # The cheap checks come first: a request that fails them is not worth tokenising.
     sampling = _sampling_params(message.sampling, model.vocabulary_size)
-    stop_conditions = _stop_conditions(message.stop_conditions)
+    stop_conditions = _stop_conditions(message.stop_conditions, model)
     num_choices = _given(message, "n", 1)
     _require(1 <= num_choices <= MAX_CHOICES, "n", f"{num_choices} is not in 1 to {MAX_CHOICES}")
     _check_cache_options(message)
@@ -80,6 +87,8 @@ def request_from_proto(message: inference_pb2.GenerateRequest, *, tenant: str, m
         num_choices=num_choices,
         num_public_tokens=_num_public_tokens(message, token_ids, model),
         use_cache=message.cache.mode != _CacheMode.MODE_OFF,
+        num_logprobs=_num_logprobs(message, "logprobs"),
+        num_prompt_logprobs=_num_logprobs(message, "prompt_logprobs"),
     )
 
 
@@ -115,28 +124,79 @@ def _given(message: Any, name: str, default: Any) -> Any:
 
 
 def _sampling_params(message: inference_pb2.SamplingParams, vocabulary_size: int) -> SamplingParams:
-    temperature = _given(message, "temperature", _DEFAULT_SAMPLING.temperature)
-    top_p = _given(message, "top_p", _DEFAULT_SAMPLING.top_p)
+    def number(name: str, low: float, high: float, *, above_low: bool = False) -> float:
+        value: float = _given(message, name, getattr(_DEFAULT_SAMPLING, name))
+        bounds = f"({low:g}, {high:g}]" if above_low else f"{low:g} to {high:g}"
+        # NaN fails every comparison, so it is refused too.
+        is_inside = low < value <= high or (value == low and not above_low)
+        _require(is_inside, f"sampling.{name}", f"{value:g} is not in {bounds}")
+        return value
+
     top_k = _given(message, "top_k", _DEFAULT_SAMPLING.top_k)
-    # NaN fails every comparison, so these refuse it too.
-    _require(
-        0 <= temperature <= MAX_TEMPERATURE,
-        "sampling.temperature",
-        f"{temperature:g} is not in 0 to {MAX_TEMPERATURE:g}",
-    )
-    _require(0 < top_p <= 1, "sampling.top_p", f"{top_p:g} is not in (0, 1]")
     _require(top_k >= -1, "sampling.top_k", f"{top_k} is below -1; 0 and -1 keep all tokens")
     return SamplingParams(
-        temperature=temperature,
-        top_p=top_p,
+        temperature=number("temperature", 0, MAX_TEMPERATURE),
+        top_p=number("top_p", 0, 1, above_low=True),
         top_k=top_k if 0 < top_k < vocabulary_size else 0,
+        min_p=number("min_p", 0, 1),
+        repetition_penalty=number("repetition_penalty", MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
+        presence_penalty=number("presence_penalty", -MAX_PENALTY, MAX_PENALTY),
+        frequency_penalty=number("frequency_penalty", -MAX_PENALTY, MAX_PENALTY),
+        logit_bias=_logit_bias(message.logit_bias, vocabulary_size),
         seed=_given(message, "seed", None),
     )
 
 
-def _stop_conditions(message: inference_pb2.StopConditions) -> StopConditions:
+def _logit_bias(biases: Mapping[int, float], vocabulary_size: int) -> tuple[tuple[int, float], ...]:
+    _require(
+        len(biases) <= MAX_BIASES,
+        "sampling.logit_bias",
+        f"has {len(biases)} tokens; at most {MAX_BIASES} are taken",
+    )
+    for token_id, bias in biases.items():
+        field_name = f"sampling.logit_bias[{token_id}]"
+        _require(
+            token_id < vocabulary_size,
+            field_name,
+            f"{token_id} is not a token id; they run from 0 to {vocabulary_size - 1}",
+        )
+        _require(
+            -MAX_BIAS <= bias <= MAX_BIAS, field_name, f"{bias:g} is not in -{MAX_BIAS:g} to {MAX_BIAS:g}"
+        )
+    return tuple(sorted(biases.items()))
+
+
+def _num_logprobs(message: inference_pb2.GenerateRequest, name: str) -> int | None:
+    count: int | None = _given(message, name, None)
+    if count is not None:
+        _require(count <= MAX_TOP_LOGPROBS, name, f"{count} is not in 0 to {MAX_TOP_LOGPROBS}")
+    return count
+
+
+def _stop_conditions(message: inference_pb2.StopConditions, model: ServedModel) -> StopConditions:
     max_tokens = _given(message, "max_tokens", _DEFAULT_STOP_CONDITIONS.max_tokens)
+    min_tokens = _given(message, "min_tokens", _DEFAULT_STOP_CONDITIONS.min_tokens)
+    ignore_eos = _given(message, "ignore_eos", _DEFAULT_STOP_CONDITIONS.ignore_eos)
     _require(max_tokens >= 1, "stop_conditions.max_tokens", f"{max_tokens} is not at least 1")
+    _require(
+        min_tokens <= max_tokens,
+        "stop_conditions.min_tokens",
+        f"{min_tokens} is more than max_tokens, which is {max_tokens}",
+    )
+    _require(
+        len(message.stop_token_ids) <= MAX_STOP_TOKEN_IDS,
+        "stop_conditions.stop_token_ids",
+        f"has {len(message.stop_token_ids)} ids; at most {MAX_STOP_TOKEN_IDS} are taken",
+    )
+    stop_token_ids = _known_ids(
+        message.stop_token_ids, "stop_conditions.stop_token_ids", model.vocabulary_size
+    )
+    ending_ids = {*stop_token_ids, *(() if ignore_eos else model.eos_token_ids)}
+    _require(
+        min_tokens == 0 or len(ending_ids) < model.vocabulary_size,
+        "stop_conditions.min_tokens",
+        "needs a token that does not end the answer, and every token of this model does",
+    )
     _require(
         len(message.stop) <= MAX_STOP_TEXTS,
         "stop_conditions.stop",
@@ -150,8 +210,11 @@ def _stop_conditions(message: inference_pb2.StopConditions) -> StopConditions:
         )
     return StopConditions(
         max_tokens=max_tokens,
+        min_tokens=min_tokens,
         stop=tuple(message.stop),
-        ignore_eos=_given(message, "ignore_eos", _DEFAULT_STOP_CONDITIONS.ignore_eos),
+        stop_token_ids=tuple(stop_token_ids),
+        include_stop=_given(message, "include_stop", _DEFAULT_STOP_CONDITIONS.include_stop),
+        ignore_eos=ignore_eos,
     )
 
 
