@@ -23,6 +23,23 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely a token was by the model's own logits, before sampling changed them."""
+
+    logprob: float
+    top_token_ids: tuple[int, ...] = ()
+    """The likeliest tokens in its place, likeliest first."""
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """How likely the next tokens of the prompt are; None stands for the first, which follows nothing."""
+
+    logprobs: tuple[TokenLogprobs | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """New output of one choice. The last one of a choice has a `finish_reason`."""
 
@@ -30,6 +47,10 @@ class Delta:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    """The stop text or stop token id that ended the choice; None when the model ended it."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each token, if they were asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +84,8 @@ class Completion:
     timing: Timing
 
 
-Event = Delta | Completion
-"""What a stream yields: deltas, then exactly one completion."""
+Event = PromptLogprobs | Delta | Completion
+"""What a stream yields: the prompt's log-probabilities if asked for, deltas, then exactly one completion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +96,10 @@ class Choice:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
+    stop_reason: str | int | None = None
+    """The stop text or stop token id that ended it; None when the model ended it."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each token, if they were asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +110,8 @@ class Generation:
     choices: tuple[Choice, ...]
     usage: Usage
     timing: Timing
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """One for each token of the prompt, if they were asked for; None for the first, which follows nothing."""
 
     @property
     def text(self) -> str:
@@ -202,29 +229,49 @@ class TreeNode:
 
 def event_from_proto(response: inference_pb2.GenerateResponse) -> Event:
     """One event of a stream."""
-    if response.WhichOneof("event") == "completion":
-        completion = response.completion
-        return Completion(
-            request_id=completion.request_id,
-            usage=_from_fields(Usage, completion.usage),
-            timing=_from_fields(Timing, completion.timing),
-        )
+    match response.WhichOneof("event"):
+        case "completion":
+            completion = response.completion
+            return Completion(
+                request_id=completion.request_id,
+                usage=_from_fields(Usage, completion.usage),
+                timing=_from_fields(Timing, completion.timing),
+            )
+        case "prompt_logprobs":
+            scores = response.prompt_logprobs.logprobs
+            return PromptLogprobs(
+                tuple(_logprobs(score) if score.HasField("logprob") else None for score in scores)
+            )
     delta = response.delta
+    stop_field = delta.WhichOneof("stop_reason")
     return Delta(
-        delta.index, delta.text, tuple(delta.token_ids), _FINISH_REASON_BY_PROTO.get(delta.finish_reason)
+        delta.index,
+        delta.text,
+        tuple(delta.token_ids),
+        _FINISH_REASON_BY_PROTO.get(delta.finish_reason),
+        getattr(delta, stop_field) if stop_field is not None else None,
+        tuple(map(_logprobs, delta.logprobs)),
     )
 
 
 def generation_from_events(events: Iterable[Event]) -> Generation:
     """The whole answer. Raises PrefixCacheClientError when a choice or the completion is missing."""
+    prompt_logprobs: list[TokenLogprobs | None] = []
     deltas: dict[int, list[Delta]] = {}
     for event in events:
-        if isinstance(event, Completion):
-            choices = tuple(_choice(index, deltas[index]) for index in sorted(deltas))
-            return Generation(
-                request_id=event.request_id, choices=choices, usage=event.usage, timing=event.timing
-            )
-        deltas.setdefault(event.index, []).append(event)
+        match event:
+            case PromptLogprobs():
+                prompt_logprobs += event.logprobs
+            case Delta():
+                deltas.setdefault(event.index, []).append(event)
+            case Completion():
+                return Generation(
+                    request_id=event.request_id,
+                    choices=tuple(_choice(index, deltas[index]) for index in sorted(deltas)),
+                    usage=event.usage,
+                    timing=event.timing,
+                    prompt_logprobs=tuple(prompt_logprobs),
+                )
     raise PrefixCacheClientError("the answer ended without its completion; the worker or a proxy cut it off")
 
 
@@ -257,8 +304,18 @@ def _choice(index: int, deltas: list[Delta]) -> Choice:
     finish_reason = deltas[-1].finish_reason
     if finish_reason is None:
         raise PrefixCacheClientError(f"choice {index} ended without a finish reason")
-    token_ids = tuple(token_id for delta in deltas for token_id in delta.token_ids)
-    return Choice(index, "".join(delta.text for delta in deltas), token_ids, finish_reason)
+    return Choice(
+        index,
+        "".join(delta.text for delta in deltas),
+        tuple(token_id for delta in deltas for token_id in delta.token_ids),
+        finish_reason,
+        deltas[-1].stop_reason,
+        tuple(score for delta in deltas for score in delta.logprobs),
+    )
+
+
+def _logprobs(score: inference_pb2.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(score.logprob, tuple(score.top_token_ids), tuple(score.top_logprobs))
 
 
 def _from_fields(cls: type[T], message: Any, **values: Any) -> T:

@@ -28,12 +28,32 @@ class GenerateOptions(TypedDict, total=False):
     """Keep the smallest set of tokens whose probability reaches this, in (0, 1]. Default 1.0."""
     top_k: int
     """Keep this many likeliest tokens; 0 keeps all. Default 0."""
+    min_p: float
+    """Keep tokens at least so many times as likely as the likeliest, 0 to 1. Default 0."""
+    repetition_penalty: float
+    """Above 1 makes tokens of the prompt and of the answer less likely, 0.1 to 10. Default 1.0."""
+    presence_penalty: float
+    """Taken from the logit of every token that the answer has, -2 to 2. Default 0."""
+    frequency_penalty: float
+    """Taken from a token's logit once for each time that the answer has it, -2 to 2. Default 0."""
+    logit_bias: Mapping[int, float]
+    """Added to the logits of these token ids; at most 300, each -100 to 100."""
     seed: int
     """Makes the answer repeatable."""
     stop: str | Sequence[str]
     """The answer ends before the first of these texts."""
+    stop_token_ids: Sequence[int]
+    """The answer ends with the first of these tokens, whose text is left out."""
+    include_stop: bool
+    """Let the answer end with the text that stopped it. Default False."""
+    min_tokens: int
+    """At least this many tokens per answer. Default 0."""
     ignore_eos: bool
     """Go on past the model's end-of-text token. Default False."""
+    logprobs: int
+    """Tell the log-probability of each output token and of so many of the likeliest in its place, 0 to 20."""
+    prompt_logprobs: int
+    """The same for the tokens of the prompt, which are all computed then."""
     n: int
     """How many independent answers, 1 to 64. They share the prompt's KV. Default 1."""
     use_cache: bool
@@ -61,12 +81,17 @@ def generate_request(prompt: Prompt, **options: Unpack[GenerateOptions]) -> pb.G
         raise ValueError("public_tokens and public_messages exclude each other: give one of them")
     request = pb.GenerateRequest()
     _set_prompt(request, prompt)
-    _set_given(request, given, "request_id", "n")
-    _set_given(request.sampling, given, "temperature", "top_p", "top_k", "seed")
-    _set_given(request.stop_conditions, given, "max_tokens", "ignore_eos")
+    _set_given(request, given, "request_id", "n", "logprobs", "prompt_logprobs")
+    _set_given(request.sampling, given, "temperature", "top_p", "top_k", "min_p", "seed")
+    _set_given(request.sampling, given, "repetition_penalty", "presence_penalty", "frequency_penalty")
+    with _naming("logit_bias"):
+        request.sampling.logit_bias.update(given.get("logit_bias", {}))
+    _set_given(request.stop_conditions, given, "max_tokens", "min_tokens", "ignore_eos", "include_stop")
     stop = given.get("stop", ())
     with _naming("stop"):
         request.stop_conditions.stop.extend([stop] if isinstance(stop, str) else stop)
+    with _naming("stop_token_ids"):
+        request.stop_conditions.stop_token_ids.extend(given.get("stop_token_ids", ()))
     if not given.get("use_cache", True):
         request.cache.mode = pb.CacheOptions.MODE_OFF
     _set_given(request.cache, given, "public_tokens", "public_messages", "salt")

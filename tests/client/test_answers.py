@@ -20,9 +20,11 @@ from prefixcache_client import (
     FinishReason,
     ModelInfo,
     PrefixCacheClientError,
+    PromptLogprobs,
     RequestStats,
     Stats,
     Timing,
+    TokenLogprobs,
     TokenStats,
     TreeNode,
     Usage,
@@ -46,6 +48,8 @@ END = Completion(
     ("value", "message"),
     [
         (Delta, inference_pb2.Delta),
+        (TokenLogprobs, inference_pb2.TokenLogprobs),
+        (PromptLogprobs, inference_pb2.PromptLogprobs),
         (Usage, inference_pb2.Usage),
         (Timing, inference_pb2.Timing),
         (Completion, inference_pb2.Completion),
@@ -58,7 +62,12 @@ END = Completion(
     ],
 )
 def test_every_field_of_a_message_has_its_place(value: Any, message: Any) -> None:
-    assert [field.name for field in fields(value)] == [field.name for field in message.DESCRIPTOR.fields]
+    oneofs = {field.name: oneof.name for oneof in message.DESCRIPTOR.oneofs for field in oneof.fields[1:]}
+    firsts = {
+        oneof.fields[0].name: oneof.name for oneof in message.DESCRIPTOR.oneofs if len(oneof.fields) > 1
+    }
+    names = [field.name for field in message.DESCRIPTOR.fields if field.name not in oneofs]
+    assert [field.name for field in fields(value)] == [firsts.get(name, name) for name in names]
 
 
 @pytest.mark.parametrize(
@@ -71,6 +80,57 @@ def test_every_field_of_a_message_has_its_place(value: Any, message: Any) -> Non
 )
 def test_a_delta_keeps_text_ids_and_finish_reason(proto: int, reason: FinishReason | None) -> None:
     assert event_from_proto(delta("hé", 3, 4, index=2, finish=proto)) == Delta(2, "hé", (3, 4), reason)
+
+
+@pytest.mark.parametrize(
+    ("stop", "reason"),
+    [({}, None), ({"stop_text": ""}, ""), ({"stop_text": "é"}, "é"), ({"stop_token_id": 0}, 0)],
+)
+def test_a_delta_keeps_what_stopped_it(stop: dict[str, Any], reason: str | int | None) -> None:
+    response = inference_pb2.GenerateResponse(delta=inference_pb2.Delta(**stop))
+    event = event_from_proto(response)
+    assert isinstance(event, Delta)
+    assert event.stop_reason == reason
+
+
+SCORES = (
+    TokenLogprobs(-0.5, (7, 3), (-0.25, -0.5)),
+    TokenLogprobs(0.0),
+    TokenLogprobs(-8.0, (1,), (-0.125,)),
+)
+SCORE_MESSAGES = [
+    inference_pb2.TokenLogprobs(logprob=s.logprob, top_token_ids=s.top_token_ids, top_logprobs=s.top_logprobs)
+    for s in SCORES
+]
+
+
+def test_log_probabilities_of_prompt_and_answer_are_put_together() -> None:
+    nothing = inference_pb2.TokenLogprobs()
+    prompt = [[nothing, *SCORE_MESSAGES[:1]], SCORE_MESSAGES[1:]]
+    responses = [
+        *(
+            inference_pb2.GenerateResponse(prompt_logprobs=inference_pb2.PromptLogprobs(logprobs=part))
+            for part in prompt
+        ),
+        inference_pb2.GenerateResponse(
+            delta=inference_pb2.Delta(text="a", token_ids=[4, 5], logprobs=SCORE_MESSAGES[:2])
+        ),
+        inference_pb2.GenerateResponse(
+            delta=inference_pb2.Delta(
+                text="b",
+                token_ids=[6],
+                logprobs=SCORE_MESSAGES[2:],
+                finish_reason=inference_pb2.FINISH_REASON_STOP,
+                stop_token_id=6,
+            )
+        ),
+        completion(),
+    ]
+
+    generation = generation_from_events(map(event_from_proto, responses))
+
+    assert generation.prompt_logprobs == (None, *SCORES)
+    assert generation.choices == (Choice(0, "ab", (4, 5, 6), FinishReason.STOP, 6, SCORES),)
 
 
 def test_a_completion_keeps_usage_and_timing() -> None:

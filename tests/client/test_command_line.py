@@ -50,6 +50,9 @@ class TestGenerate:
         run(
             *("generate", "hi", "--system", "Be kind.", "--public-system", "--salt", "s", "--tenant", "acme"),
             *("--max-tokens", "7", "--stop", "END", "--stop", "\n", "--ignore-eos", "--no-cache"),
+            *("--stop-token-id", "9", "--stop-token-id", "0", "--include-stop", "--min-tokens", "3"),
+            *("--min-p", "0.5", "--repetition-penalty", "1.5", "--presence-penalty", "-0.5"),
+            *("--frequency-penalty", "0.25", "--logit-bias", "5=-1.5", "--logit-bias", "6=100"),
         )
 
         (request,) = worker.requests
@@ -61,9 +64,40 @@ class TestGenerate:
             mode=inference_pb2.CacheOptions.MODE_OFF, public_messages=1, salt="s"
         )
         assert request.stop_conditions == inference_pb2.StopConditions(
-            max_tokens=7, stop=["END", "\n"], ignore_eos=True
+            max_tokens=7,
+            min_tokens=3,
+            stop=["END", "\n"],
+            stop_token_ids=[9, 0],
+            include_stop=True,
+            ignore_eos=True,
+        )
+        assert request.sampling == inference_pb2.SamplingParams(
+            temperature=0,
+            min_p=0.5,
+            repetition_penalty=1.5,
+            presence_penalty=-0.5,
+            frequency_penalty=0.25,
+            logit_bias={5: -1.5, 6: 100},
         )
         assert worker.tenants == ["acme"]
+
+    def test_log_probabilities_are_asked_for_with_json_only(
+        self, run: Run, worker: FakeWorker, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        run("generate", "hi", "--json", "-", "--logprobs", "0", "--prompt-logprobs", "20")
+        (request,) = worker.requests
+        assert (request.HasField("logprobs"), request.logprobs, request.prompt_logprobs) == (True, 0, 20)
+
+        with pytest.raises(SystemExit, match="2"):
+            run("generate", "hi", "--logprobs", "3")
+        assert "--logprobs and --prompt-logprobs need --json" in capsys.readouterr().err
+        assert len(worker.requests) == 1
+
+    @pytest.mark.parametrize("bias", ["5", "=1", "x=1", "5=x", "-5=1", "5=1=1"])
+    def test_a_bias_that_is_none(self, run: Run, capsys: pytest.CaptureFixture[str], bias: str) -> None:
+        with pytest.raises(SystemExit, match="2"):
+            run("generate", "hi", f"--logit-bias={bias}")
+        assert f"must be ID=BIAS, such as 42=-1.5, got {bias!r}" in capsys.readouterr().err
 
     def test_public_tokens(self, run: Run, worker: FakeWorker) -> None:
         run("generate", "hi", "--public-tokens", "32")
@@ -94,8 +128,16 @@ class TestGenerate:
 
         answer = json.loads(capsys.readouterr().out)
         assert answer["choices"] == [
-            {"index": 0, "text": "Hello world", "token_ids": [5, 6], "finish_reason": "stop"}
+            {
+                "index": 0,
+                "text": "Hello world",
+                "token_ids": [5, 6],
+                "finish_reason": "stop",
+                "stop_reason": None,
+                "logprobs": [],
+            }
         ]
+        assert answer["prompt_logprobs"] == []
         assert answer["usage"]["cached_tokens"] == 4
         assert answer["timing"]["first_token_seconds"] == 0.5
 

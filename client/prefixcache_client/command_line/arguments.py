@@ -60,26 +60,54 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: %(default)s)")
     group.add_argument("--top-p", type=float)
     group.add_argument("--top-k", type=top_k, help="0 keeps all")
+    group.add_argument("--min-p", type=float)
+    group.add_argument("--repetition-penalty", type=float, help="above 1 makes repetitions less likely")
+    group.add_argument("--presence-penalty", type=float)
+    group.add_argument("--frequency-penalty", type=float)
+    group.add_argument(
+        "--logit-bias",
+        type=logit_bias,
+        action="append",
+        metavar="ID=BIAS",
+        help="add this to a token's logit; may be repeated",
+    )
     group.add_argument("--seed", type=seed, help="makes the answer repeatable")
     group.add_argument(
         "--stop", type=text, action="append", default=[], help="end before this text; may be repeated"
     )
+    group.add_argument(
+        "--stop-token-id",
+        type=non_negative_int,
+        action="append",
+        dest="stop_token_ids",
+        metavar="ID",
+        help="end with this token; may be repeated",
+    )
+    group.add_argument(
+        "--include-stop", action="store_true", default=None, help="let the answer end with what stopped it"
+    )
+    group.add_argument("--min-tokens", type=non_negative_int)
 
 
 def sampling_options(arguments: argparse.Namespace) -> GenerateOptions:
     """What `add_sampling` read."""
-    options: GenerateOptions = {
+    # An option that is None counts as left out.
+    return {
         "max_tokens": arguments.max_tokens,
+        "min_tokens": arguments.min_tokens,
         "temperature": arguments.temperature,
+        "top_p": arguments.top_p,
+        "top_k": arguments.top_k,
+        "min_p": arguments.min_p,
+        "repetition_penalty": arguments.repetition_penalty,
+        "presence_penalty": arguments.presence_penalty,
+        "frequency_penalty": arguments.frequency_penalty,
+        "logit_bias": dict(arguments.logit_bias or ()),
+        "seed": arguments.seed,
         "stop": arguments.stop,
+        "stop_token_ids": arguments.stop_token_ids,
+        "include_stop": arguments.include_stop,
     }
-    if arguments.top_p is not None:
-        options["top_p"] = arguments.top_p
-    if arguments.top_k is not None:
-        options["top_k"] = arguments.top_k
-    if arguments.seed is not None:
-        options["seed"] = arguments.seed
-    return options
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -152,6 +180,15 @@ def top_k(value: str) -> int:
 def seed(value: str) -> int:
     """An integer of at least 0 that a uint64 holds."""
     return _integer(value, minimum=0, maximum=2**64 - 1)
+
+
+def logit_bias(value: str) -> tuple[int, float]:
+    """A token id, "=" and a number."""
+    token_id, _, bias = value.partition("=")
+    try:
+        return non_negative_int(token_id), float(bias)
+    except (argparse.ArgumentTypeError, ValueError):
+        raise argparse.ArgumentTypeError(f"must be ID=BIAS, such as 42=-1.5, got {value!r}") from None
 
 
 def deadline(value: str) -> float:

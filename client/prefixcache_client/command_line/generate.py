@@ -46,6 +46,13 @@ def add_parser(subparsers: Subparsers) -> None:
         "--public-system", action="store_true", help="the system text may be shared with every tenant"
     )
     parser.add_argument("--salt", type=common.text, help="share only with requests of the same salt")
+    for flag, of_what in (("--logprobs", "each token"), ("--prompt-logprobs", "each token of the prompt")):
+        parser.add_argument(
+            flag,
+            type=common.non_negative_int,
+            metavar="N",
+            help=f"with --json: the log-probability of {of_what} and of the N likeliest in its place",
+        )
     common.add_sampling(parser)
     common.add_connection(parser)
     common.add_json(parser)
@@ -56,6 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Stream the answer to standard output and what it cost to standard error."""
     if arguments.public_system and arguments.system is None:
         arguments.error("--public-system needs --system")
+    if arguments.json is None and (arguments.logprobs, arguments.prompt_logprobs) != (None, None):
+        arguments.error("--logprobs and --prompt-logprobs need --json, which writes them")
     text = read_text(sys.stdin.read) if arguments.prompt == "-" else arguments.prompt
     prompt: Prompt = text if arguments.system is None else chat_messages(text, system=arguments.system)
     options = _options(arguments)
@@ -76,6 +85,8 @@ def _options(arguments: argparse.Namespace) -> GenerateOptions:
     options = common.sampling_options(arguments)
     options["n"] = arguments.n
     options["ignore_eos"] = arguments.ignore_eos
+    options["logprobs"] = arguments.logprobs
+    options["prompt_logprobs"] = arguments.prompt_logprobs
     options["use_cache"] = not arguments.no_cache
     if arguments.public_tokens is not None:
         options["public_tokens"] = arguments.public_tokens

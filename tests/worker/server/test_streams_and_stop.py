@@ -18,7 +18,15 @@ from support.tiny_model import tiny_decoder
 
 from prefixcache.v1 import cache_pb2, inference_pb2_grpc
 from prefixcache.v1 import inference_pb2 as pb
-from prefixcache_worker.engine.request import Completion, Delta, FinishReason, Timing, Usage
+from prefixcache_worker.engine.request import (
+    Completion,
+    Delta,
+    FinishReason,
+    PromptLogprobs,
+    Timing,
+    TokenLogprobs,
+    Usage,
+)
 from prefixcache_worker.model.scripted_model import ScriptedModel
 from prefixcache_worker.server.inference_servicer import InferenceServicer, merge_deltas
 
@@ -219,16 +227,20 @@ def test_merged_deltas_lose_nothing_and_keep_their_order():
         usage=Usage(prompt_tokens=1, cached_tokens=0, computed_tokens=1, completion_tokens=5),
         timing=Timing(queue_seconds=0.0, first_token_seconds=0.0, total_seconds=0.0),
     )
+    scores = [TokenLogprobs(-float(i)) for i in range(5)]
+    prompt = [PromptLogprobs((None, scores[0])), PromptLogprobs((scores[1],))]
     events = [
-        Delta(1, "a", (1,)),
+        *prompt,
+        Delta(1, "a", (1,), logprobs=(scores[1],)),
         Delta(0, "x", (9,)),
-        Delta(1, "", (2,)),
-        Delta(1, "bc", (3, 4), FinishReason.STOP),
+        Delta(1, "", (2,), logprobs=(scores[2],)),
+        Delta(1, "bc", (3, 4), FinishReason.STOP, 4, (scores[3], scores[4])),
         completion,
     ]
     assert merge_deltas(events) == [
-        Delta(1, "abc", (1, 2, 3, 4), FinishReason.STOP),
+        *prompt,
+        Delta(1, "abc", (1, 2, 3, 4), FinishReason.STOP, 4, tuple(scores[1:])),
         Delta(0, "x", (9,)),
         completion,
     ]
-    assert merge_deltas(events[:1]) == events[:1]
+    assert merge_deltas(events[:3]) == events[:3]

@@ -82,8 +82,22 @@ def test_absent_fields_take_the_documented_defaults():
         request_id=request.request_id,
         namespace=Namespace(model="tiny-build", tenant="shop"),
         prompt_token_ids=(5, 6, 7),
-        sampling=SamplingParams(temperature=1.0, top_p=1.0, top_k=0, seed=None),
-        stop_conditions=StopConditions(max_tokens=256, stop=(), ignore_eos=False),
+        sampling=SamplingParams(
+            temperature=1.0,
+            top_p=1.0,
+            top_k=0,
+            min_p=0.0,
+            repetition_penalty=1.0,
+            presence_penalty=0.0,
+            frequency_penalty=0.0,
+            logit_bias=(),
+            seed=None,
+        ),
+        stop_conditions=StopConditions(
+            max_tokens=256, min_tokens=0, stop=(), stop_token_ids=(), include_stop=False, ignore_eos=False
+        ),
+        num_logprobs=None,
+        num_prompt_logprobs=None,
         num_choices=1,
         num_public_tokens=0,
         use_cache=True,
@@ -96,9 +110,28 @@ def test_every_field_arrives():
         pb.GenerateRequest(
             request_id="mine",
             text="abc",
-            sampling=pb.SamplingParams(temperature=0.0, top_p=0.5, top_k=3, seed=0),
-            stop_conditions=pb.StopConditions(max_tokens=1, stop=["x", "yz"], ignore_eos=True),
+            sampling=pb.SamplingParams(
+                temperature=0.0,
+                top_p=0.5,
+                top_k=3,
+                seed=0,
+                min_p=0.25,
+                repetition_penalty=1.5,
+                presence_penalty=-0.5,
+                frequency_penalty=0.75,
+                logit_bias={9: -100.0, 7: 1.5},
+            ),
+            stop_conditions=pb.StopConditions(
+                max_tokens=2,
+                min_tokens=1,
+                stop=["x", "yz"],
+                stop_token_ids=[9, 0],
+                include_stop=True,
+                ignore_eos=True,
+            ),
             n=64,
+            logprobs=0,
+            prompt_logprobs=20,
             cache=pb.CacheOptions(mode=pb.CacheOptions.MODE_OFF, public_tokens=2, salt="s"),
         )
     )
@@ -107,8 +140,27 @@ def test_every_field_arrives():
         request_id="mine",
         namespace=Namespace(model="tiny-build", tenant="shop", salt="s"),
         prompt_token_ids=tuple(byte_tokenizer().encode("abc", add_special=False)),
-        sampling=SamplingParams(temperature=0.0, top_p=0.5, top_k=3, seed=0),
-        stop_conditions=StopConditions(max_tokens=1, stop=("x", "yz"), ignore_eos=True),
+        sampling=SamplingParams(
+            temperature=0.0,
+            top_p=0.5,
+            top_k=3,
+            seed=0,
+            min_p=0.25,
+            repetition_penalty=1.5,
+            presence_penalty=-0.5,
+            frequency_penalty=0.75,
+            logit_bias=((7, 1.5), (9, -100.0)),
+        ),
+        stop_conditions=StopConditions(
+            max_tokens=2,
+            min_tokens=1,
+            stop=("x", "yz"),
+            stop_token_ids=(9, 0),
+            include_stop=True,
+            ignore_eos=True,
+        ),
+        num_logprobs=0,
+        num_prompt_logprobs=20,
         num_choices=64,
         num_public_tokens=2,
         use_cache=False,
@@ -155,6 +207,39 @@ def test_every_field_arrives():
         (sampling(top_p=1.1), "sampling.top_p", r"1.1 is not in \(0, 1\]"),
         (sampling(top_p=math.nan), "sampling.top_p", r"nan is not in \(0, 1\]"),
         (sampling(top_k=-2), "sampling.top_k", "-2 is below -1"),
+        (sampling(min_p=-0.1), "sampling.min_p", "-0.1 is not in 0 to 1"),
+        (sampling(min_p=1.5), "sampling.min_p", "1.5 is not in 0 to 1"),
+        (sampling(min_p=math.nan), "sampling.min_p", "nan is not in 0 to 1"),
+        (sampling(repetition_penalty=0.0), "sampling.repetition_penalty", "0 is not in 0.1 to 10"),
+        (sampling(repetition_penalty=math.inf), "sampling.repetition_penalty", "inf is not in 0.1 to 10"),
+        (sampling(repetition_penalty=math.nan), "sampling.repetition_penalty", "nan is not in 0.1 to 10"),
+        (sampling(presence_penalty=-2.1), "sampling.presence_penalty", "-2.1 is not in -2 to 2"),
+        (sampling(presence_penalty=math.nan), "sampling.presence_penalty", "nan is not in -2 to 2"),
+        (sampling(frequency_penalty=2.1), "sampling.frequency_penalty", "2.1 is not in -2 to 2"),
+        (sampling(frequency_penalty=math.nan), "sampling.frequency_penalty", "nan is not in -2 to 2"),
+        (sampling(logit_bias={5: 100.5}), "sampling.logit_bias[5]", "100.5 is not in -100 to 100"),
+        (sampling(logit_bias={5: math.nan}), "sampling.logit_bias[5]", "nan is not in -100 to 100"),
+        (sampling(logit_bias={5: -math.inf}), "sampling.logit_bias[5]", "-inf is not in -100 to 100"),
+        (
+            sampling(logit_bias={VOCABULARY_SIZE: 1.0}),
+            "sampling.logit_bias[300]",
+            "300 is not a token id; they run from 0 to 299",
+        ),
+        (
+            sampling(logit_bias=dict.fromkeys(range(301), 0.0)),
+            "sampling.logit_bias",
+            "has 301 tokens; at most 300",
+        ),
+        (with_ids(logprobs=21), "logprobs", "21 is not in 0 to 20"),
+        (with_ids(prompt_logprobs=21), "prompt_logprobs", "21 is not in 0 to 20"),
+        (stopping(stop_token_ids=[7, VOCABULARY_SIZE]), "stop_conditions.stop_token_ids[1]", "300 is not a"),
+        (stopping(stop_token_ids=[1] * 257), "stop_conditions.stop_token_ids", "has 257 ids; at most 256"),
+        (
+            stopping(max_tokens=4, min_tokens=5),
+            "stop_conditions.min_tokens",
+            "5 is more than max_tokens, which is 4",
+        ),
+        (stopping(min_tokens=257), "stop_conditions.min_tokens", "257 is more than max_tokens, which is 256"),
         (stopping(max_tokens=0), "stop_conditions.max_tokens", "0 is not at least 1"),
         (stopping(stop=["x"] * 17), "stop_conditions.stop", "has 17 texts; at most 16"),
         (stopping(stop=["x", ""]), "stop_conditions.stop[1]", "has 0 characters; 1 to 1024"),
@@ -186,6 +271,12 @@ def test_a_value_out_of_bounds_is_refused_by_its_field(
         with_ids(request_id="i" * 256),
         sampling(temperature=0.0, top_p=1.0, top_k=1, seed=2**64 - 1),
         sampling(temperature=100.0, top_p=1e-6, top_k=2**31 - 1),
+        sampling(min_p=1.0, repetition_penalty=10.0, presence_penalty=2.0, frequency_penalty=-2.0),
+        sampling(min_p=0.0, repetition_penalty=0.1, presence_penalty=-2.0, frequency_penalty=2.0),
+        sampling(logit_bias={0: -100.0, VOCABULARY_SIZE - 1: 100.0}),
+        sampling(logit_bias=dict.fromkeys(range(300), 0.0)),
+        with_ids(logprobs=20, prompt_logprobs=0),
+        stopping(max_tokens=4, min_tokens=4, stop_token_ids=[0, VOCABULARY_SIZE - 1] * 128),
         stopping(max_tokens=2**32 - 1, stop=["x" * 1024] * 16),
         caching(salt="s" * 65536),
         caching(mode=pb.CacheOptions.MODE_UNSPECIFIED, public_tokens=3),
@@ -200,6 +291,21 @@ def test_values_on_their_bounds_are_taken(message: pb.GenerateRequest):
 def test_a_top_k_that_keeps_all_tokens_becomes_zero(top_k: int):
     assert checked(sampling(top_k=top_k)).sampling.top_k == 0
     assert checked(sampling(top_k=VOCABULARY_SIZE - 1)).sampling.top_k == VOCABULARY_SIZE - 1
+
+
+def test_min_tokens_needs_a_token_that_goes_on():
+    model = served_model(vocabulary_size=4)
+    every = {"stop_token_ids": [0, 1, 3], "min_tokens": 1}
+    with pytest.raises(InvalidRequestError, match="every token of this model does") as caught:
+        request_from_proto(
+            pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1]), stop_conditions=pb.StopConditions(**every)),
+            tenant="shop",
+            model=model,
+        )
+    assert caught.value.field_name == "stop_conditions.min_tokens"
+    past_eos = pb.StopConditions(**every, ignore_eos=True)
+    message = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1]), stop_conditions=past_eos)
+    assert request_from_proto(message, tenant="shop", model=model).stop_conditions.min_tokens == 1
 
 
 def test_empty_text_is_one_token_where_the_model_wants_a_bos():
@@ -302,12 +408,22 @@ FIELDS = optional(
             top_p=st.floats(width=32) | st.floats(0, 1, width=32),
             top_k=st.integers(-(2**31), 2**31 - 1) | st.integers(-3, 400),
             seed=st.integers(0, 2**64 - 1),
+            min_p=st.floats(width=32) | st.floats(0, 1, width=32),
+            repetition_penalty=st.floats(width=32) | st.floats(0.5, 2, width=32),
+            presence_penalty=st.floats(width=32) | st.floats(-2, 2, width=32),
+            frequency_penalty=st.floats(width=32) | st.floats(-2, 2, width=32),
+            logit_bias=st.dictionaries(st.integers(0, 310), st.floats(-110, 110, width=32), max_size=3),
         ),
     ),
+    logprobs=st.integers(0, 25),
+    prompt_logprobs=st.integers(0, 2**32 - 1) | st.integers(0, 20),
     stop_conditions=st.builds(
         lambda fields: pb.StopConditions(**fields),
         optional(
             max_tokens=st.integers(0, 2**32 - 1),
+            min_tokens=st.integers(0, 2**32 - 1) | st.integers(0, 10),
+            stop_token_ids=st.lists(st.integers(0, 310), max_size=3),
+            include_stop=st.booleans(),
             stop=st.lists(st.text(max_size=10), max_size=18),
             ignore_eos=st.booleans(),
         ),
@@ -338,8 +454,19 @@ def test_any_message_becomes_a_sound_request_or_an_invalid_request_error(
     assert 0 <= request.sampling.temperature <= 100
     assert 0 < request.sampling.top_p <= 1
     assert 0 <= request.sampling.top_k < VOCABULARY_SIZE
+    assert 0 <= request.sampling.min_p <= 1
+    assert 0 < request.sampling.repetition_penalty <= 10
+    assert abs(request.sampling.presence_penalty) <= 2
+    assert abs(request.sampling.frequency_penalty) <= 2
+    assert all(
+        0 <= token < VOCABULARY_SIZE and abs(bias) <= 100 for token, bias in request.sampling.logit_bias
+    )
+    assert 0 <= request.stop_conditions.min_tokens <= request.stop_conditions.max_tokens
     assert request.stop_conditions.max_tokens >= 1
     assert all(request.stop_conditions.stop)
+    assert all(token < VOCABULARY_SIZE for token in request.stop_conditions.stop_token_ids)
+    assert (request.num_logprobs or 0) <= 20
+    assert (request.num_prompt_logprobs or 0) <= 20
     assert 1 <= request.num_choices <= 64
     assert 0 <= request.num_public_tokens <= len(request.prompt_token_ids)
 
