@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -127,6 +128,33 @@ def test_b103_a_stop_text_ends_the_answer_before_it(client, prompt):
     assert answer.choices[0].finish_reason is FinishReason.STOP
     streamed = client.stream(prompt, temperature=0, max_tokens=24, stop=[stop])
     assert "".join(event.text for event in streamed if isinstance(event, Delta)) == answer.text
+
+
+def test_log_probabilities_of_prompt_and_answer(client):
+    token_ids = client.tokenize("The capital of France is Paris")
+    options = {"temperature": 0, "max_tokens": 6, "logprobs": 2, "prompt_logprobs": 1, "ignore_eos": True}
+    answers = [client.generate(token_ids, **options) for _ in range(2)]
+    assert [answer.usage.cached_tokens for answer in answers] == [0, 0]
+    assert answers[0].choices == answers[1].choices
+    first, *scores = answers[0].prompt_logprobs
+    assert first is None
+    assert len(scores) == len(token_ids) - 1
+    assert scores[-1].top_token_ids == token_ids[-1:]  # Paris
+    assert scores[-1].logprob == scores[-1].top_logprobs[0] > -1
+    [choice] = answers[0].choices
+    assert tuple(score.top_token_ids[0] for score in choice.logprobs) == choice.token_ids
+    assert all(sum(map(math.exp, score.top_logprobs)) <= 1 for score in choice.logprobs)
+
+
+def test_a_penalty_and_a_bias_change_what_the_model_says(client):
+    options = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
+    plain = client.generate("ha ha ha ha ha", **options).choices[0]
+    penalised = client.generate("ha ha ha ha ha", repetition_penalty=2.0, frequency_penalty=2.0, **options)
+    assert len(set(penalised.choices[0].token_ids)) > len(set(plain.token_ids))
+    [word] = set(client.generate("ha", logit_bias={plain.token_ids[0]: 100}, **options).choices[0].token_ids)
+    assert word == plain.token_ids[0]
+    ended = client.generate("ha ha ha ha ha", stop_token_ids=[word], min_tokens=3, **options).choices[0]
+    assert (word in ended.token_ids[:3], ended.stop_reason) in [(False, word), (False, None)]
 
 
 def test_several_choices_differ_and_repeat(client):
