@@ -15,9 +15,7 @@ ROWS_AT_ONCE = 64
 def token_logprobs(
     logits: torch.Tensor,  # [at least num_rows, vocabulary_size] float32, as they come from the model
     token_ids: SequenceOf[int],  # [num_rows] the token that follows each row
-    num_top: SequenceOf[
-        int | None
-    ],  # [num_rows] how many of the likeliest to name; None: say nothing of the row
+    num_top: SequenceOf[int | None],  # [num_rows] likeliest tokens to name; None: say nothing of the row
 ) -> list[TokenLogprobs | None]:
     """What the model says of the tokens: the log-softmax of its logits, before anything that sampling does.
 

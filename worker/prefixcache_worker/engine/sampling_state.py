@@ -30,7 +30,7 @@ class SamplingState:
         ending_ids: Collection[int] = (),
         min_tokens: int = 0,
     ) -> None:
-        """`ending_ids` cannot come before so many tokens were generated.
+        """`ending_ids` cannot come before `min_tokens` tokens were generated.
 
         O(prompt * log prompt) with penalties, else O(1).
         """

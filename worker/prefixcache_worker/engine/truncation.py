@@ -42,7 +42,7 @@ def _nucleus(
 ) -> np.ndarray:  # [at most n] float32, descending
     """The fewest that reach `top_p` of the sum."""
     total = probabilities.sum(dtype=np.float64)
-    # All below this bound have together less than what is not needed.
+    # All below this bound have together less than what is not needed, whatever the rounding.
     bound = np.float32((1 - top_p) * total / (1.01 * len(probabilities)))
     likely = probabilities.compress(probabilities >= bound)
     descending = -np.sort(-likely)
