@@ -330,3 +330,17 @@ def test_min_tokens_survives_a_preemption():
     hand.run()
     assert len(hand.tokens(request_id)) == 7
     assert EOS not in hand.tokens(request_id)[:6]
+
+
+@pytest.mark.parametrize("scheme", ["shared", "paged", "contiguous"])
+def test_prompt_logprobs_are_the_same_in_every_scheme(scheme):
+    hand = HandEngine(scheme=scheme, num_blocks=64, context_length=128, max_batch_tokens=16)
+    first, second = (hand.add(PROMPT, 5, prompt_logprobs=2, sampling=RICH, n=n) for n in (1, 3))
+    hand.step()
+    hand.step()
+    hand.engine.preempt(first)
+    hand.run()
+    expected_tokens, _, expected = run(max_tokens=5, prompt_logprobs=2, sampling=RICH)
+    for request_id in (first, second):
+        assert_close(hand.prompt_logprobs[request_id], expected)
+        assert hand.tokens(request_id) == expected_tokens

@@ -49,6 +49,7 @@ class CacheScheme(Protocol[HandleT]):
         *,
         num_public_tokens: int = 0,
         use_cache: bool = True,
+        max_cached_tokens: int | None = None,
         priority: int = 0,
         is_resumed: bool = False,
     ) -> HandleT: ...

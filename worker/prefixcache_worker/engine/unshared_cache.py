@@ -89,6 +89,7 @@ class UnsharedCache:
         *,
         num_public_tokens: int = 0,
         use_cache: bool = True,
+        max_cached_tokens: int | None = None,
         priority: int = 0,
         is_resumed: bool = False,
     ) -> OwnBlocks:
