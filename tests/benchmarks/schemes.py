@@ -64,7 +64,7 @@ def fit_rows(result: dict[str, Any], load: str) -> list[Row]:
             value=scheme["num_fit"],
             unit="requests",
             bar=f"the first {min(scheme['num_fit'], largest)} seen to run together",
-            holds=scheme["num_seen_to_fit"] == min(scheme["num_fit"], largest),
+            holds=scheme["num_seen_to_fit"] >= min(scheme["num_fit"], largest),
         )
         for scheme in result["schemes"]
     ]

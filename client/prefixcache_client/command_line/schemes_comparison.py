@@ -48,14 +48,18 @@ class _Worker:
     """Its very first request, alone."""
     bursts: dict[int, list[Burst]] = field(default_factory=dict)
     """By batch, one for each round."""
-    fitting: list[Burst] = field(default_factory=list)
-    """Of exactly as many requests as should fit."""
+    num_seen_to_fit: int = 0
+    """The most that ran together with nobody giving way."""
+
+    def note(self, burst: Burst) -> None:
+        """Every burst, whatever it was sent for."""
+        if burst.num_preemptions == 0:
+            self.num_seen_to_fit = max(self.num_seen_to_fit, burst.num_running)
 
     def result(self, load: SchemesLoad) -> SchemeResult:
         """All of it together. Requires: it has done everything."""
         assert self.first is not None
         info = self.info
-        runs = [*self.fitting, *(burst for bursts in self.bursts.values() for burst in bursts)]
         return SchemeResult(
             name=self.variant.name,
             block_size=info.block_size,
@@ -63,7 +67,7 @@ class _Worker:
             pool_bytes=info.num_blocks * info.block_bytes,
             num_table_blocks=load.num_blocks(info.block_size),
             num_fit=self.num_fit,
-            num_seen_to_fit=max((run.num_running for run in runs if run.num_preemptions == 0), default=0),
+            num_seen_to_fit=self.num_seen_to_fit,
             first_request_seconds=self.first.first_token_seconds,
             batches=[_batch_result(batch, bursts) for batch, bursts in self.bursts.items()],
         )
@@ -116,9 +120,7 @@ class SchemesComparison:
             )
 
     async def _take_through(self, workers: Sequence[_Worker]) -> None:
-        # What fits is tried where the largest batch does not show it.
-        tight = [worker for worker in workers if worker.num_fit < max(self._batches)]
-        num_bursts = len(workers) * (1 + self._num_rounds * len(self._batches)) + len(tight)
+        num_bursts = len(workers) * (1 + self._num_rounds * len(self._batches))
         bar = self._progress.add_task("bursts", total=num_bursts)
         for worker, burst in zip(workers, await self._bursts(workers, 1, bar), strict=True):
             worker.first = burst
@@ -126,20 +128,26 @@ class SchemesComparison:
             for batch in self._batches:
                 for worker, burst in zip(workers, await self._bursts(workers, batch, bar), strict=True):
                     worker.bursts.setdefault(batch, []).append(burst)
-        for worker in tight:
-            worker.fitting += await self._bursts([worker], worker.num_fit, bar)
+        for worker in workers:
+            num_to_fit = min(worker.num_fit, max(self._batches))
+            if worker.num_seen_to_fit < num_to_fit:
+                self._num_bursts += 1
+                await self._burst(worker, num_to_fit, self._load.generating_more())
 
     async def _bursts(self, workers: Sequence[_Worker], batch: int, bar: TaskID) -> list[Burst]:
         """The same new prompts for each worker, one worker after the other."""
         self._num_bursts += 1
         bursts = []
         for worker in workers:
-            prompts = self._load.prompts(
-                batch, worker.info.vocabulary_size, seed=self._seed * 1_000_003 + self._num_bursts
-            )
-            bursts.append(await self._load.send(worker.client, prompts))
+            bursts.append(await self._burst(worker, batch, self._load))
             self._progress.advance(bar)
         return bursts
+
+    async def _burst(self, worker: _Worker, batch: int, load: SchemesLoad) -> Burst:
+        seed = self._seed * 1_000_003 + self._num_bursts
+        burst = await load.send(worker.client, load.prompts(batch, worker.info.vocabulary_size, seed))
+        worker.note(burst)
+        return burst
 
 
 def _batch_result(batch: int, bursts: Sequence[Burst]) -> BatchResult:

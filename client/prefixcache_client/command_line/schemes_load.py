@@ -6,7 +6,7 @@ import asyncio
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prefixcache_client.answers import Generation, ModelInfo
 from prefixcache_client.async_client import AsyncClient
@@ -44,6 +44,11 @@ class SchemesLoad:
     def num_tokens(self) -> int:
         """Tokens of one request, prompt and answer."""
         return self.prefix_tokens + self.suffix_tokens + self.output_tokens
+
+    def generating_more(self) -> SchemesLoad:
+        """As many tokens, most of them generated: so the first answers last until the last prompt is in."""
+        num_own = self.suffix_tokens + self.output_tokens
+        return replace(self, suffix_tokens=1, output_tokens=num_own - 1)
 
     def num_blocks(self, block_size: int) -> int:
         """The length of its block table in the end. The last token's row is never written."""

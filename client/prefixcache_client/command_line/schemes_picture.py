@@ -55,14 +55,6 @@ def draw_picture(result: SchemesResult, path: str) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _label(result: SchemesResult, scheme: SchemeResult) -> str:
-    """The name, with the block size where that is what is compared."""
-    if len(result.block_sizes) == 1:
-        return scheme.name
-    block = f"blocks of {scheme.block_size}"
-    return block if len({s.name for s in result.schemes}) == 1 else f"{scheme.name}, {block}"
-
-
 def _draw_bars(
     panel: Axes,
     result: SchemesResult,
@@ -72,7 +64,7 @@ def _draw_bars(
     colours = [COLOURS[i % len(COLOURS)] for i in range(len(heights))]
     bars = panel.bar(range(len(heights)), heights, color=colours, width=0.65)
     panel.bar_label(bars, [text(scheme) for scheme in result.schemes], fontsize=8, padding=2)
-    labels = [_label(result, scheme).replace(", ", "\n") for scheme in result.schemes]
+    labels = [result.label(scheme) for scheme in result.schemes]
     panel.set_xticks(range(len(heights)), labels, fontsize=8)
     panel.margins(y=0.25)
     _tidy(panel)
@@ -98,7 +90,7 @@ def _draw_lines(
             markersize=5,
             linewidth=1.4,
             capsize=3,
-            label=_label(result, scheme),
+            label=result.label(scheme),
         )
     panel.set_xscale("log", base=2)
     panel.set_xticks(result.batches, [str(batch) for batch in result.batches])

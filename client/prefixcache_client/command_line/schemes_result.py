@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -71,32 +72,45 @@ class SchemesResult:
     def block_sizes(self) -> list[int]:
         return sorted({scheme.block_size for scheme in self.schemes})
 
+    def label(self, scheme: SchemeResult) -> str:
+        """Its name, or its block size where that is what tells it from the others, or both."""
+        if len(self.block_sizes) == 1:
+            return scheme.name
+        if len({other.name for other in self.schemes}) == 1:
+            return f"blocks of {scheme.block_size}"
+        return f"{scheme.name}/{scheme.block_size}"
+
 
 def schemes_table(result: SchemesResult) -> Group:
     """A line for each scheme, under each batch."""
-    table = Table()
-    table.add_column("at once", justify="right")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    has_sizes = len(result.block_sizes) > 1
+    table.add_column("sent", justify="right", no_wrap=True)
     table.add_column("scheme", no_wrap=True)
-    if len(result.block_sizes) > 1:
-        table.add_column("block", justify="right")
-        table.add_column("table", justify="right")
-    for heading in ("fit", "ran", "KV each", "wasted", "tokens/s", "first token"):
+    for heading in (
+        *(("table",) if has_sizes else ()),
+        "fit",
+        "ran",
+        "KV each",
+        "wasted",
+        "tokens/s",
+        "first",
+    ):
         table.add_column(heading, justify="right", no_wrap=True)
     for batch in result.batches:
-        table.add_section()
         for scheme in result.schemes:
-            of_block = [str(scheme.block_size), str(scheme.num_table_blocks)]
             row = scheme.at(batch)
             table.add_row(
-                str(batch) if scheme is result.schemes[0] else "",
-                scheme.name,
-                *(of_block if len(result.block_sizes) > 1 else []),
+                f"{batch:,}" if scheme is result.schemes[0] else "",
+                result.label(scheme),
+                *((f"{scheme.num_table_blocks:,}",) if has_sizes else ()),
                 f"{scheme.num_fit:,}",
                 f"{row.num_running:,}" + (f" -{row.num_preemptions}" if row.num_preemptions else ""),
                 size(row.kv_bytes_per_request),
                 f"{100 * row.wasted_share:.1f} %",
                 f"{statistics.median(row.tokens_per_second):,.1f}",
                 seconds(statistics.median(row.first_token_seconds)),
+                end_section=scheme is result.schemes[-1],
             )
     notes = (Text(note, "dim") for note in _notes(result))
     return Group(Text(subject(result), "bold"), Text(conditions(result)), table, *notes)
@@ -123,13 +137,15 @@ def conditions(result: SchemesResult) -> str:
 def _notes(result: SchemesResult) -> Iterator[str]:
     """What the columns mean, and what they do not tell."""
     yield (
-        "fit: requests with room at once, by the sizes; ran: the most that did, and -N were put back to make"
-        " room; KV each, wasted: of those that ran, at the peak; tokens/s: output, prompts computed meanwhile"
+        "fit: requests with room at once at their full length, by the sizes; ran: the most that did, and -N"
+        " were put back to make room; KV each, wasted: of those that ran, at the peak; tokens/s: output,"
+        " while prompts are computed too; first: the time to the first token, median"
     )
     for scheme in result.schemes:
-        expected = min(scheme.num_fit, max(result.batches))
-        if scheme.num_seen_to_fit != expected:
-            yield f"{scheme.name}: {expected} should fit, and {scheme.num_seen_to_fit} were seen to"
+        num_to_fit = min(scheme.num_fit, max(result.batches))
+        if scheme.num_seen_to_fit < num_to_fit:
+            num_seen = scheme.num_seen_to_fit
+            yield f"{result.label(scheme)}: {num_to_fit} should fit, and {num_seen} were seen to"
     if 1 in result.batches:
         first = [scheme.first_request_seconds for scheme in result.schemes]
         later = [s for scheme in result.schemes for s in scheme.at(1).first_token_seconds]
