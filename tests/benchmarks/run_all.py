@@ -43,6 +43,7 @@ BENCHMARKS = {
     "shared_reads": Benchmark("What reading a shared run once is worth"),
     "hit_equality": Benchmark("A hit changes nothing"),
     "model_equality": Benchmark("The model is the model"),
+    "quality": Benchmark("What smaller formats cost"),
     "cache_ops": Benchmark("Cache operations", " --sglang PYTHON --vllm-python PYTHON"),
     "schemes": Benchmark("The schemes"),
     "eviction": Benchmark("Eviction on recorded traffic"),
