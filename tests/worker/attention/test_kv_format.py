@@ -81,3 +81,10 @@ def test_the_settings_offer_what_there_is():
         texts = [each.value for each in names]
         assert all(offered[name].accepts(text) for text in texts)
         assert offered[name].expects == "one of " + ", ".join(texts)
+
+
+def test_an_unknown_format_is_refused_with_those_that_there_are():
+    with pytest.raises(ConfigError, match=r"^--kv-dtype: 'fp8' is not one of fp32, fp16, bf16, int8, int4$"):
+        config.WorkerConfig(kv_dtype="fp8")
+    with pytest.raises(ConfigError, match=r"^--kv-scales: 'row' is not one of token-head, head, tensor, ch"):
+        config.WorkerConfig(kv_dtype="int8", kv_scales="row")
