@@ -6,8 +6,10 @@ import torch
 
 from prefixcache_worker.model.config import ModelConfig
 from prefixcache_worker.model.decoder import Decoder, DecoderWeights, LayerWeights
+from prefixcache_worker.model.linear import Weight, pack_weight
 from prefixcache_worker.model.model import AttentionWindow
 from prefixcache_worker.model.rope import plain_rope
+from prefixcache_worker.model.weight_format import WeightFormat
 
 
 def tiny_decoder(
@@ -20,6 +22,7 @@ def tiny_decoder(
     head_dim: int = 16,
     context_length: int = 4096,
     windows: tuple[AttentionWindow | None, ...] = (),
+    weight_format: WeightFormat = "fp32",
 ) -> Decoder:
     """A float32 decoder whose logits depend on every earlier token. Equal arguments give equal weights."""
     hidden_size = num_query_heads * head_dim
@@ -45,17 +48,20 @@ def tiny_decoder(
     def matrix(rows: int, columns: int) -> torch.Tensor:
         return torch.randn(rows, columns, generator=generator) / columns**0.5
 
+    def projection(rows: int, columns: int) -> Weight:
+        return pack_weight(matrix(rows, columns), weight_format)
+
     def norm() -> torch.Tensor:
         return 1 + 0.1 * torch.randn(hidden_size, generator=generator)
 
     layers = tuple(
         LayerWeights(
             attention_norm=norm(),
-            qkv=matrix((num_query_heads + 2 * num_kv_heads) * head_dim, hidden_size),
-            attention_output=matrix(hidden_size, hidden_size),
+            qkv=projection((num_query_heads + 2 * num_kv_heads) * head_dim, hidden_size),
+            attention_output=projection(hidden_size, hidden_size),
             mlp_norm=norm(),
-            gate_up=matrix(2 * config.intermediate_size, hidden_size),
-            down=matrix(hidden_size, config.intermediate_size),
+            gate_up=projection(2 * config.intermediate_size, hidden_size),
+            down=projection(hidden_size, config.intermediate_size),
         )
         for _ in range(num_layers)
     )
@@ -63,6 +69,6 @@ def tiny_decoder(
         embedding=torch.randn(vocabulary_size, hidden_size, generator=generator),
         layers=layers,
         final_norm=norm(),
-        output=4 * matrix(vocabulary_size, hidden_size),
+        output=pack_weight(4 * matrix(vocabulary_size, hidden_size), weight_format),
     )
     return Decoder(config, weights)

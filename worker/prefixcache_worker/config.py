@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from prefixcache_worker.errors import ConfigError
 
@@ -25,6 +25,7 @@ class WorkerConfig:
 
     model: str | None = None
     device: str = "cpu"
+    weights: Literal["fp32", "bf16", "int8"] = "fp32"
     attention: str = "auto"
     kv_dtype: str = "fp32"
     kv_scales: str | None = None
@@ -127,6 +128,8 @@ SETTINGS = (
             "a .gguf file or a folder with safetensors; without it the built-in SmolLM2-135M-Instruct"),
     Setting("device", str, ("cpu", "cuda").__contains__, "cpu or cuda",
             "where the model runs: cpu or cuda"),
+    Setting("weights", str, ("fp32", "bf16", "int8").__contains__, "fp32, bf16 or int8",
+            "how weights are kept and multiplied: fp32; bf16: half the memory; int8: a quarter, less exact"),
     Setting("attention", str, ("auto", "native", "torch").__contains__, "auto, native or torch",
             "native: a kernel that is compiled on this machine; torch: without; auto: what can be had"),
     Setting("kv_dtype", str.lower, _KV_DTYPES.__contains__, "one of " + ", ".join(_KV_DTYPES),

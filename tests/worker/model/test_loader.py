@@ -94,6 +94,38 @@ def test_build_is_stable_and_changes_with_one_weight_or_the_shape(folder):
     assert len({build, other_shape, other_weight}) == 3
 
 
+def test_build_depends_on_the_format_of_the_weights(folder):
+    builds = {load_model(str(folder), weight_format=name).build for name in ("fp32", "bf16", "int8")}
+    assert len(builds) == 3
+
+
+# -- weights ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weight_format", ["bf16", "int8"])
+def test_other_weight_formats_stay_near_float32(folder, weight_format):
+    token_ids = list(range(3, 100))
+    expected = dense_logits(load_model(str(folder)).model, token_ids)
+    logits = dense_logits(load_model(str(folder), weight_format=weight_format).model, token_ids)
+    error = (logits - expected).norm() / expected.norm()
+    assert 1e-4 < error < 0.1
+    assert (logits.argmax(dim=1) == expected.argmax(dim=1)).float().mean() > 0.8
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.layers.1.mlp.down_proj.weight"])
+def test_weights_that_are_no_numbers_are_refused(tmp_path, name, value):
+    reference = tiny_transformers_model()
+    with torch.no_grad():
+        reference.get_parameter(name)[3, 5] = value
+    folder = save_tiny_checkpoint(tmp_path, reference)
+    with pytest.raises(ConfigError) as info:
+        load_model(str(folder))
+    assert str(info.value) == (
+        f"{folder}: tensor {name} holds NaN or infinity; the file is damaged, fetch it again."
+    )
+
+
 # -- configuration ---------------------------------------------------------------------------------
 
 
@@ -228,3 +260,9 @@ def test_a_device_that_is_not_there_is_refused(folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="--device cuda: torch finds no GPU; use --device cpu"):
         load_model(str(folder), device="cuda")
+
+
+def test_int8_weights_are_refused_on_a_gpu(folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ConfigError, match="--weights int8: only a CPU computes with it; use --weights bf16"):
+        load_model(str(folder), device="cuda", weight_format="int8")

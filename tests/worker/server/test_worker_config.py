@@ -21,6 +21,7 @@ from prefixcache_worker.errors import ConfigError
 SAMPLE_TEXT = {
     "model": "models/some.gguf",
     "device": "cuda",
+    "weights": "int8",
     "attention": "torch",
     "kv_dtype": "int8",
     "kv_scales": "channel",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from prefixcache_worker.model.config import ModelConfig
-from prefixcache_worker.model.linear import linear, pack_weight
+from prefixcache_worker.model.linear import Weight, linear
 from prefixcache_worker.model.model import AttentionShape, ForwardBatch, StepAttention
 from prefixcache_worker.model.operators import gelu_and_multiply, rms_norm, rotate, silu_and_multiply
 from prefixcache_worker.model.rope import Rope, RotaryTable, Rotation
@@ -15,20 +15,23 @@ from prefixcache_worker.model.rope import Rope, RotaryTable, Rotation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """One layer's tensors. Projections that read the same input are stacked, so that each is one product."""
+    """One layer's tensors. Projections that read the same input are stacked, so that each is one product.
+
+    The projections are packed by `pack_weight`.
+    """
 
     attention_norm: torch.Tensor  # [hidden_size]
-    qkv: torch.Tensor  # [(num_query_heads + 2 * num_kv_heads) * head_dim, hidden_size]
+    qkv: Weight  # [(num_query_heads + 2 * num_kv_heads) * head_dim, hidden_size]
     qkv_bias: torch.Tensor | None = None  # [(num_query_heads + 2 * num_kv_heads) * head_dim]
     query_norm: torch.Tensor | None = None  # [head_dim]
     key_norm: torch.Tensor | None = None  # [head_dim]
-    attention_output: torch.Tensor  # [hidden_size, num_query_heads * head_dim]
+    attention_output: Weight  # [hidden_size, num_query_heads * head_dim]
     attention_output_bias: torch.Tensor | None = None  # [hidden_size]
     attention_post_norm: torch.Tensor | None = None  # [hidden_size]
     mlp_norm: torch.Tensor  # [hidden_size]
-    gate_up: torch.Tensor  # [2 * intermediate_size, hidden_size]
+    gate_up: Weight  # [2 * intermediate_size, hidden_size]
     gate_up_bias: torch.Tensor | None = None  # [2 * intermediate_size]
-    down: torch.Tensor  # [hidden_size, intermediate_size]
+    down: Weight  # [hidden_size, intermediate_size]
     down_bias: torch.Tensor | None = None  # [hidden_size]
     mlp_post_norm: torch.Tensor | None = None  # [hidden_size]
 
@@ -37,20 +40,19 @@ class LayerWeights:
 class DecoderWeights:
     """All tensors of a decoder. Q and K rows are in half-split rotary order, whatever the file had."""
 
-    embedding: torch.Tensor  # [vocabulary_size, hidden_size]
+    embedding: torch.Tensor  # [vocabulary_size, hidden_size], float32 or bfloat16
     layers: tuple[LayerWeights, ...]
     final_norm: torch.Tensor  # [hidden_size]
-    output: torch.Tensor  # [vocabulary_size, hidden_size]; the embedding itself when they are tied
+    output: Weight  # [vocabulary_size, hidden_size]; of the embedding when they are tied
 
 
 class Decoder:
     """A llama-like decoder as a `Model`. Runs where its weights are; keeps no state between calls."""
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
-        """Packs the weights for the machine; the caller's own can be dropped."""
         self._config = config
         self._attention_shape = config.attention_shape
-        self._weights = _packed(weights)
+        self._weights = weights
 
         def table(rope: Rope) -> RotaryTable:
             return RotaryTable(rope, num_positions=config.context_length, device=weights.embedding.device)
@@ -80,7 +82,8 @@ class Decoder:
         eps = config.rms_norm_eps
         full = self._rotary.at(batch.positions)
         local = full if self._local_rotary is self._rotary else self._local_rotary.at(batch.positions)
-        hidden = weights.embedding[batch.token_ids] * config.embedding_scale  # [num_tokens, hidden_size]
+        embedded = weights.embedding[batch.token_ids].float()
+        hidden = embedded * config.embedding_scale  # [num_tokens, hidden_size]
         for index, layer in enumerate(weights.layers):
             rotation = local if self._attention_shape.window(index) else full
             normed = rms_norm(hidden, layer.attention_norm, eps)
@@ -91,24 +94,10 @@ class Decoder:
             normed = rms_norm(hidden, layer.mlp_norm, eps)
             hidden = hidden + norm_if_any(mlp(normed, layer, config), layer.mlp_post_norm, eps)
         final = rms_norm(hidden[batch.logit_rows], weights.final_norm, eps)
-        return linear(final, weights.output).float()
+        return linear(final, weights.output)
 
 
-def _packed(weights: DecoderWeights) -> DecoderWeights:
-    layers = tuple(
-        replace(
-            layer,
-            qkv=pack_weight(layer.qkv),
-            attention_output=pack_weight(layer.attention_output),
-            gate_up=pack_weight(layer.gate_up),
-            down=pack_weight(layer.down),
-        )
-        for layer in weights.layers
-    )
-    return replace(weights, layers=layers, output=pack_weight(weights.output))
-
-
-def project(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def project(inputs: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
     """Each row of `inputs` times `weight`, plus the bias if the model has one."""
     product = linear(inputs, weight)
     return product if bias is None else product + bias

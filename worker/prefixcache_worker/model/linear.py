@@ -2,35 +2,71 @@
 
 from __future__ import annotations
 
+import logging
+from functools import cache
+
 import torch
+
+from prefixcache_worker.model.native_linear import PackedWeight, prepare_native_linear
+from prefixcache_worker.model.weight_format import WeightFormat, rounded_weight
+from prefixcache_worker.native_library import NativeLibraryError
 
 HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 """torch's own packed product on a CPU, by oneDNN. Not public: a torch without it falls back to `mm`."""
 
+Weight = torch.Tensor | PackedWeight
+"""What `pack_weight` makes of a weight; a plain tensor [out_features, in_features] is one too."""
+
+logger = logging.getLogger(__name__)
+
+
+@cache
+def products_are_batch_invariant() -> bool:
+    """Whether a CPU's products do not depend, in any bit, on which rows are computed together.
+
+    They do not where the kernel can be built; torch's products do. Builds it if need be (seconds, once).
+    """
+    try:
+        prepare_native_linear()
+    except NativeLibraryError as error:
+        logger.info("products by torch, whose last bits depend on the batch: %s", error)
+        return False
+    return True
+
 
 def pack_weight(
-    weight: torch.Tensor,  # [out_features, in_features]
-) -> torch.Tensor:
+    weight: torch.Tensor,  # [out_features, in_features] float32
+    weight_format: WeightFormat = "fp32",
+) -> Weight:
     """The weight in whatever form `linear` is fastest with; only `linear` can read it. Copies it once.
 
-    On a CPU, blocked by oneDNN for its widest vectors; elsewhere, and in other types, as it is.
+    On a CPU, panels of our kernel. Without a compiler, the values that the format can hold, in float32 and
+    blocked by oneDNN. On another device a tensor: float32, or bfloat16 for "bf16"; there is no "int8" there.
     """
-    if HAS_ONEDNN and weight.device.type == "cpu" and weight.dtype == torch.float32:
+    if weight.device.type != "cpu":
+        assert weight_format != "int8"
+        return weight if weight_format == "fp32" else weight.bfloat16()
+    if products_are_batch_invariant():
+        return PackedWeight(weight, weight_format)
+    weight = rounded_weight(weight, weight_format)
+    if HAS_ONEDNN:
         packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         return packed
     return weight
 
 
 def linear(
-    inputs: torch.Tensor,  # [num_rows, in_features]
-    weight: torch.Tensor,  # [out_features, in_features], from `pack_weight`
-) -> torch.Tensor:  # [num_rows, out_features]
+    inputs: torch.Tensor,  # [num_rows, in_features] float32
+    weight: Weight,  # [out_features, in_features]
+) -> torch.Tensor:  # [num_rows, out_features] float32
     """Each row times `weight`.
 
-    Without packing the weight stands on the left: BLAS then walks its rows as they lie in memory, which for
-    a few rows is faster than `F.linear`.
+    A plain weight stands on the left: BLAS then walks its rows as they lie in memory, which for a few rows is
+    faster than `F.linear`.
     """
+    if isinstance(weight, PackedWeight):
+        return weight.multiply(inputs)
     if weight.is_mkldnn:
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(inputs, weight, None, "none", [], "")
         return product
-    return torch.mm(weight, inputs.T).T
+    return torch.mm(weight, inputs.to(weight.dtype).T).T.float()

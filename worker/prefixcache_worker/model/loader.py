@@ -21,6 +21,7 @@ from prefixcache_worker.model.gguf_file import GgufFile
 from prefixcache_worker.model.model import Model
 from prefixcache_worker.model.tokenizer import Tokenizer
 from prefixcache_worker.model.tokenizer_files import tokenizer_from_gguf, tokenizer_from_json
+from prefixcache_worker.model.weight_format import WeightFormat
 from prefixcache_worker.model.weights import TensorSource, build_id, load_weights
 
 
@@ -37,22 +38,24 @@ class LoadedModel:
     """Changes whenever cached KV of another build would be wrong."""
 
 
-def load_model(path: str | None = None, *, device: str = "cpu") -> LoadedModel:
+def load_model(
+    path: str | None = None, *, device: str = "cpu", weight_format: WeightFormat = "fp32"
+) -> LoadedModel:
     """Load a .gguf file or a Hugging Face folder with safetensors; None loads the default model.
 
-    Weights become float32 on `device`. Raises ConfigError, naming the file and what to do, for anything
-    that is missing, damaged or of another architecture.
+    Weights are kept on `device` in `weight_format`. Raises ConfigError, naming the file and what to do, for
+    anything that is missing, damaged or of another architecture.
     """
     model_path = default_model_path() if path is None else Path(path)
-    target = _checked_device(device)
+    target = _checked_device(device, weight_format)
     if model_path.is_dir():
-        return _load_folder(model_path, target)
+        return _load_folder(model_path, target, weight_format)
     if not model_path.is_file():
         raise ConfigError(f"{model_path}: no such file or folder; name a .gguf file or a model folder.")
-    return _load_gguf(model_path, target)
+    return _load_gguf(model_path, target, weight_format)
 
 
-def _load_gguf(path: Path, device: torch.device) -> LoadedModel:
+def _load_gguf(path: Path, device: torch.device, weight_format: WeightFormat) -> LoadedModel:
     file = GgufFile(path)
     source, metadata = file.description, file.metadata
     config = config_from_gguf(file)
@@ -64,10 +67,10 @@ def _load_gguf(path: Path, device: torch.device) -> LoadedModel:
         if f"tokenizer.ggml.{key}_token_id" in metadata
     }
     template = metadata.get("tokenizer.chat_template")
-    return _assemble(file, config, tokenizer, template, special_tokens, device)
+    return _assemble(file, config, tokenizer, template, special_tokens, device, weight_format)
 
 
-def _load_folder(path: Path, device: torch.device) -> LoadedModel:
+def _load_folder(path: Path, device: torch.device, weight_format: WeightFormat) -> LoadedModel:
     folder = CheckpointFolder(path)
     config = config_from_hugging_face(
         folder.config,
@@ -88,7 +91,7 @@ def _load_folder(path: Path, device: torch.device) -> LoadedModel:
         for name in ("bos_token", "eos_token", "unk_token", "pad_token")
         if (value := settings.get(name)) is not None
     }
-    return _assemble(folder, config, tokenizer, template, special_tokens, device)
+    return _assemble(folder, config, tokenizer, template, special_tokens, device, weight_format)
 
 
 def _assemble(
@@ -98,6 +101,7 @@ def _assemble(
     template: str | None,
     special_tokens: Mapping[str, str],
     device: torch.device,
+    weight_format: WeightFormat,
 ) -> LoadedModel:
     source = tensors.description
     if tokenizer.vocabulary_size > config.vocabulary_size:
@@ -108,10 +112,10 @@ def _assemble(
     chat_template = template and ChatTemplate(template, special_tokens=special_tokens, source=source)
     return LoadedModel(
         config=config,
-        model=Decoder(config, load_weights(tensors, config, device=device)),
+        model=Decoder(config, load_weights(tensors, config, device=device, weight_format=weight_format)),
         tokenizer=tokenizer,
         chat_template=chat_template or None,
-        build=build_id(config, tensors.weight_paths),
+        build=build_id(config, tensors.weight_paths, weight_format),
     )
 
 
@@ -121,7 +125,9 @@ def _default_template(template: Any) -> str | None:
     return next((entry["template"] for entry in named if entry["name"] == "default"), None)
 
 
-def _checked_device(device: str) -> torch.device:
+def _checked_device(device: str, weight_format: WeightFormat) -> torch.device:
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError("--device cuda: torch finds no GPU; use --device cpu.")
+    if device.startswith("cuda") and weight_format == "int8":
+        raise ConfigError("--weights int8: only a CPU computes with it; use --weights bf16 on a GPU.")
     return torch.device(device)

@@ -13,6 +13,8 @@ import xxhash
 from prefixcache_worker.errors import ConfigError
 from prefixcache_worker.model.config import ModelConfig
 from prefixcache_worker.model.decoder import DecoderWeights, LayerWeights
+from prefixcache_worker.model.linear import Weight, pack_weight
+from prefixcache_worker.model.weight_format import WeightFormat
 
 _KV_FORMAT = 1
 """Raise it whenever the decoder would write other keys or values from the same weights."""
@@ -45,28 +47,37 @@ class TensorSource(Protocol):
         ...
 
 
-def load_weights(source: TensorSource, config: ModelConfig, *, device: torch.device) -> DecoderWeights:
-    """Read all tensors of a model. Raises ConfigError if one is missing, unknown or of another shape."""
+def load_weights(
+    source: TensorSource, config: ModelConfig, *, device: torch.device, weight_format: WeightFormat
+) -> DecoderWeights:
+    """Read all tensors of a model and pack them, one layer after the other.
+
+    Raises ConfigError if one is missing, unknown, of another shape, or holds NaN or infinity.
+    """
     _check_tensors(source, config)
 
     def load(name: str) -> torch.Tensor:
-        return source.load(name).to(device)
+        return _load_finite(source, name).to(device)
 
     embedding = load("model.embed_tokens.weight")
+    output = embedding if config.tie_word_embeddings else load("lm_head.weight")
     return DecoderWeights(
-        embedding=embedding,
-        layers=tuple(_load_layer(source, config, index, device) for index in range(config.num_layers)),
+        embedding=embedding if weight_format == "fp32" else embedding.bfloat16(),
+        layers=tuple(
+            _load_layer(source, config, index, device, weight_format) for index in range(config.num_layers)
+        ),
         final_norm=load("model.norm.weight") + config.norm_offset,
-        output=embedding if config.tie_word_embeddings else load("lm_head.weight"),
+        output=pack_weight(output, weight_format),
     )
 
 
-def build_id(config: ModelConfig, weight_paths: list[Path]) -> str:
-    """A hash of the shape and of every weight byte: cached KV of another build never matches.
+def build_id(config: ModelConfig, weight_paths: list[Path], weight_format: WeightFormat) -> str:
+    """A hash of the shape, every weight byte and their format: cached KV of another build never matches.
 
     The whole file is hashed, which takes a fraction of the time that reading its weights takes.
     """
-    digest = xxhash.xxh3_128(json.dumps([_KV_FORMAT, asdict(config)], sort_keys=True).encode())
+    shape = json.dumps([_KV_FORMAT, weight_format, asdict(config)], sort_keys=True)
+    digest = xxhash.xxh3_128(shape.encode())
     for path in weight_paths:
         with path.open("rb") as file:
             while piece := file.read(1 << 22):
@@ -74,9 +85,11 @@ def build_id(config: ModelConfig, weight_paths: list[Path]) -> str:
     return digest.hexdigest()
 
 
-def _load_layer(source: TensorSource, config: ModelConfig, index: int, device: torch.device) -> LayerWeights:
+def _load_layer(
+    source: TensorSource, config: ModelConfig, index: int, device: torch.device, weight_format: WeightFormat
+) -> LayerWeights:
     def load(part: str, kind: str = "weight") -> torch.Tensor:
-        return source.load(f"model.layers.{index}.{part}.{kind}")
+        return _load_finite(source, f"model.layers.{index}.{part}.{kind}")
 
     def load_norm(part: str) -> torch.Tensor:
         return (load(part) + config.norm_offset).to(device)
@@ -97,22 +110,25 @@ def _load_layer(source: TensorSource, config: ModelConfig, index: int, device: t
     def load_gate_up(kind: str) -> torch.Tensor:
         return torch.cat((load("mlp.gate_proj", kind), load("mlp.up_proj", kind))).to(device)
 
+    def pack(weight: torch.Tensor) -> Weight:
+        return pack_weight(weight.to(device), weight_format)
+
     norms = _norm_names(config)
     return LayerWeights(
         attention_norm=load_norm(norms.attention),
-        qkv=load_qkv("weight"),
+        qkv=pack(load_qkv("weight")),
         qkv_bias=load_qkv("bias") if config.qkv_bias else None,
         query_norm=load_norm("self_attn.q_norm") if config.qk_norm else None,
         key_norm=load_norm("self_attn.k_norm") if config.qk_norm else None,
-        attention_output=load("self_attn.o_proj").to(device),
+        attention_output=pack(load("self_attn.o_proj")),
         attention_output_bias=(
             load("self_attn.o_proj", "bias").to(device) if config.attention_output_bias else None
         ),
         attention_post_norm=load_norm(norms.attention_post) if norms.attention_post else None,
         mlp_norm=load_norm(norms.mlp),
-        gate_up=load_gate_up("weight"),
+        gate_up=pack(load_gate_up("weight")),
         gate_up_bias=load_gate_up("bias") if config.mlp_bias else None,
-        down=load("mlp.down_proj").to(device),
+        down=pack(load("mlp.down_proj")),
         down_bias=load("mlp.down_proj", "bias").to(device) if config.mlp_bias else None,
         mlp_post_norm=load_norm(norms.mlp_post) if norms.mlp_post else None,
     )
@@ -137,6 +153,16 @@ def _norm_names(config: ModelConfig) -> _NormNames:
         "post_attention_layernorm",
         "post_feedforward_layernorm",
     )
+
+
+def _load_finite(source: TensorSource, name: str) -> torch.Tensor:
+    tensor = source.load(name)
+    if not tensor.abs().amax().isfinite():  # NaN wins every comparison of a maximum
+        raise ConfigError(
+            f"{source.description}: tensor {source.name_in_file(name)} holds NaN or infinity; "
+            "the file is damaged, fetch it again."
+        )
+    return tensor
 
 
 def _half_split(

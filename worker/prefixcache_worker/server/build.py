@@ -76,7 +76,8 @@ def build_worker(config: WorkerConfig) -> Worker:
         )
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    worker = assemble_worker(load_model(config.model, device=config.device), config)
+    loaded = load_model(config.model, device=config.device, weight_format=config.weights)
+    worker = assemble_worker(loaded, config)
     model = worker.model
     logger.info(
         "%s (%s, build %s) on %s, context of %d tokens",
