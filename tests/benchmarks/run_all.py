@@ -41,6 +41,7 @@ BENCHMARKS = {
     "main_job": Benchmark("The main job"),
     "peers": Benchmark("Beside vLLM on the same machine", ' --vllm "PYTHON peer_vllm.py MODEL_DIR"'),
     "shared_reads": Benchmark("What reading a shared run once is worth"),
+    "linears": Benchmark("Products with the weights"),
     "hit_equality": Benchmark("A hit changes nothing"),
     "model_equality": Benchmark("The model is the model"),
     "quality": Benchmark("What smaller formats cost"),

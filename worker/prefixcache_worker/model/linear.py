@@ -40,14 +40,22 @@ def pack_weight(
 ) -> Weight:
     """The weight in whatever form `linear` is fastest with; only `linear` can read it. Copies it once.
 
-    On a CPU, panels of our kernel. Without a compiler, the values that the format can hold, in float32 and
-    blocked by oneDNN. On another device a tensor: float32, or bfloat16 for "bf16"; there is no "int8" there.
+    On a CPU, panels of our kernel, or without a compiler `pack_for_torch`. On another device a tensor in
+    float32, or in bfloat16 for "bf16"; there is no "int8" there.
     """
     if weight.device.type != "cpu":
         assert weight_format != "int8"
         return weight if weight_format == "fp32" else weight.bfloat16()
     if products_are_batch_invariant():
         return PackedWeight(weight, weight_format)
+    return pack_for_torch(weight, weight_format)
+
+
+def pack_for_torch(
+    weight: torch.Tensor,  # [out_features, in_features] float32 on a CPU
+    weight_format: WeightFormat = "fp32",
+) -> torch.Tensor:
+    """The values that the format can hold, in float32 and blocked by oneDNN for the machine's vectors."""
     weight = rounded_weight(weight, weight_format)
     if HAS_ONEDNN:
         packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())

@@ -22,6 +22,7 @@ constexpr int LANES = 8, VECTORS = 2, MAX_ROWS = 6;
 constexpr int LANES = 4, VECTORS = 2, MAX_ROWS = 6;
 #endif
 constexpr int WIDTH = LANES * VECTORS;
+constexpr int64_t PRODUCTS_WORTH_A_THREAD = 1 << 17;  // a few microseconds
 constexpr int ROWS_PER_TASK = 16 * MAX_ROWS;  // of many rows, so that many threads find work in few panels
 constexpr int GROUP = 64;                     // int8: inputs that share a scale
 
@@ -236,7 +237,8 @@ void multiply(const Weight &weight, const float *inputs, float *outputs, char *s
     const char *rows = reinterpret_cast<const char *>(inputs);
     int64_t row_bytes = weight.in_features * sizeof(float);
     if constexpr (IS_PREPARED) rows = scratch, row_bytes = Format::row_bytes(depth);
-#pragma omp parallel num_threads(num_threads)
+#pragma omp parallel num_threads(num_threads) \
+    if (num_rows * weight.out_features * weight.in_features > PRODUCTS_WORTH_A_THREAD)
     {
         if constexpr (IS_PREPARED) {
 #pragma omp for schedule(static)
