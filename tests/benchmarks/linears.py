@@ -1,7 +1,7 @@
-"""Products of the default model's layers: our kernel in every weight format against torch's packed product.
+"""Products of the default model's layers in every weight format, against torch's packed fp32 product.
 
-All layers are multiplied one after the other, so that weights come from memory as in a step. Speeds stand next
-to what the machine can do, measured in the same run. Usage: linears.py [--rounds 7] [--json FILE]
+All layers are multiplied one after the other, so that weights come from memory as in a step. Speeds stand
+next to what the machine does in the same run. Usage: linears.py [--rounds 7] [--json FILE]
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ def seconds_of(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def multiply_all(inputs: dict[int, torch.Tensor], weights: Sequence[tuple[int, Weight]]) -> None:
-    for in_features, weight in weights:
-        linear(inputs[in_features], weight)
+def multiply_all(num_rows: int, weights: Sequence[tuple[int, Weight]]) -> float:
+    """Seconds."""
+    inputs = {in_features: torch.randn(num_rows, in_features) for _, in_features in SHAPES}
+    return seconds_of(lambda: [linear(inputs[in_features], weight) for in_features, weight in weights])
 
 
 def peak_flops(rounds: int) -> float:
@@ -76,9 +77,8 @@ def main() -> None:
     rows.append(Row(name="read bandwidth of memory", value=bandwidth / 1e9, unit="GB/s"))
     rows.append(Row(name=f"fp32 product of {PEAK_SIZE} squared", value=peak / 1e9, unit="GFLOP/s"))
     for num_rows in NUM_ROWS:
-        inputs = {depth: torch.randn(num_rows, depth) for _, depth in SHAPES}
         rounds = [
-            {way: seconds_of(lambda way=way: multiply_all(inputs, ways[way])) for way in ways}
+            {way: multiply_all(num_rows, ways[way]) for way in ways}
             for _ in track(range(args.rounds), f"{num_rows} rows", transient=True)
         ]
         for name in FORMATS:

@@ -6,6 +6,7 @@ With a few tokens a step, starting an operator takes longer than computing it.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -23,8 +24,9 @@ def _library() -> ctypes.CDLL:
     library = load_library(SOURCE)
     library.rms_norm.argtypes = [*[_POINTER] * 3, *[_INTEGER] * 2, ctypes.c_float, _INTEGER]
     library.rotate.argtypes = [_POINTER, _INTEGER, *[_POINTER] * 3, *[_INTEGER] * 4]
-    library.silu_and_multiply.argtypes = [*[_POINTER] * 2, *[_INTEGER] * 3]
-    for function in (library.rms_norm, library.rotate, library.silu_and_multiply):
+    for gate in (library.silu_and_multiply, library.gelu_and_multiply):
+        gate.argtypes = [*[_POINTER] * 2, *[_INTEGER] * 3]
+    for function in (library.rms_norm, library.rotate, library.silu_and_multiply, library.gelu_and_multiply):
         function.restype = None
     return library
 
@@ -84,9 +86,19 @@ def silu_and_multiply(
     gate_up: torch.Tensor,  # [num_tokens, 2 * intermediate_size]
 ) -> torch.Tensor:  # [num_tokens, intermediate_size]
     """See `operators.silu_and_multiply`. Requires `takes(gate_up)`."""
+    return _gated(_library().silu_and_multiply, gate_up)
+
+
+def gelu_and_multiply(
+    gate_up: torch.Tensor,  # [num_tokens, 2 * intermediate_size]
+) -> torch.Tensor:  # [num_tokens, intermediate_size]
+    """See `operators.gelu_and_multiply`. Requires `takes(gate_up)`."""
+    return _gated(_library().gelu_and_multiply, gate_up)
+
+
+def _gated(gate: Callable[..., None], gate_up: torch.Tensor) -> torch.Tensor:
     gate_up = gate_up.contiguous()
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     outputs = torch.empty(num_tokens, size)
-    threads = torch.get_num_threads()
-    _library().silu_and_multiply(gate_up.data_ptr(), outputs.data_ptr(), num_tokens, size, threads)
+    gate(gate_up.data_ptr(), outputs.data_ptr(), num_tokens, size, torch.get_num_threads())
     return outputs

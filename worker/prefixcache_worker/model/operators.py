@@ -45,5 +45,7 @@ def gelu_and_multiply(
     gate_up: torch.Tensor,  # [num_tokens, 2 * intermediate_size]: gates, then what they let through
 ) -> torch.Tensor:  # [num_tokens, intermediate_size]
     """The gate of GeGLU (Shazeer 2020), with the tanh form of GELU (Hendrycks & Gimpel 2016)."""
+    if native_operators.takes(gate_up):
+        return native_operators.gelu_and_multiply(gate_up)
     gate, up = gate_up.chunk(2, dim=1)
     return F.gelu(gate, approximate="tanh") * up

@@ -32,6 +32,23 @@ inline float exp_clamped(float x) {
     return p;
 }
 
+inline float silu(float x) { return x / (1.0f + exp_clamped(-x)); }
+
+inline float gelu_tanh(float x) {  // x (1 + tanh u) / 2, and 1 + tanh u = 2 / (1 + e^-2u)
+    const float u = 0.797884561f * (x + 0.044715f * x * x * x);
+    return x / (1.0f + exp_clamped(-2.0f * u));
+}
+
+// gate_up: [num_rows][2 * size], gates before what they let through
+template <float (*ACTIVATION)(float)>
+void gate(const float *gate_up, float *__restrict outputs, int64_t num_rows, int64_t size, int num_threads) {
+#pragma omp parallel for schedule(static) num_threads(num_threads) if (num_rows * size > ELEMENTS_WORTH_A_THREAD)
+    for (int64_t m = 0; m < num_rows; ++m) {
+        const float *gates = gate_up + m * 2 * size, *ups = gates + size;
+        for (int64_t i = 0; i < size; ++i) outputs[m * size + i] = ACTIVATION(gates[i]) * ups[i];
+    }
+}
+
 }  // namespace
 
 extern "C" void rms_norm(const float *inputs, const float *weight, float *__restrict outputs, int64_t num_rows, int64_t size,
@@ -66,13 +83,12 @@ extern "C" void rotate(const float *heads, int64_t row_stride, const float *cos,
     }
 }
 
-// gate_up: [num_rows][2 * size], gates before what they let through
-extern "C" void silu_and_multiply(const float *gate_up, float *__restrict outputs, int64_t num_rows, int64_t size,
+extern "C" void silu_and_multiply(const float *gate_up, float *outputs, int64_t num_rows, int64_t size,
                                   int64_t num_threads) {
-#pragma omp parallel for schedule(static) num_threads(num_threads) if (num_rows * size > ELEMENTS_WORTH_A_THREAD)
-    for (int64_t m = 0; m < num_rows; ++m) {
-        const float *gates = gate_up + m * 2 * size, *ups = gates + size;
-        for (int64_t i = 0; i < size; ++i)
-            outputs[m * size + i] = gates[i] / (1.0f + exp_clamped(-gates[i])) * ups[i];
-    }
+    gate<silu>(gate_up, outputs, num_rows, size, num_threads);
+}
+
+extern "C" void gelu_and_multiply(const float *gate_up, float *outputs, int64_t num_rows, int64_t size,
+                                  int64_t num_threads) {
+    gate<gelu_tanh>(gate_up, outputs, num_rows, size, num_threads);
 }

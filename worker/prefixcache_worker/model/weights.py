@@ -157,7 +157,7 @@ def _norm_names(config: ModelConfig) -> _NormNames:
 
 def _load_finite(source: TensorSource, name: str) -> torch.Tensor:
     tensor = source.load(name)
-    if not tensor.abs().amax().isfinite():  # NaN wins every comparison of a maximum
+    if not torch.stack(tensor.aminmax()).isfinite().all():  # NaN anywhere makes both NaN
         raise ConfigError(
             f"{source.description}: tensor {source.name_in_file(name)} holds NaN or infinity; "
             "the file is damaged, fetch it again."
