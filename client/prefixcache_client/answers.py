@@ -61,6 +61,8 @@ class Usage:
     cached_tokens: int
     computed_tokens: int
     completion_tokens: int
+    is_approximate: bool = False
+    """Whether the worker left out KV rows that its model would have read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from support.dense_attention import dense_greedy
 from support.tiny_model import tiny_decoder
 
 from prefixcache import CacheHandle, Namespace
+from prefixcache_worker.attention.approximation import EXACT, Approximation
 from prefixcache_worker.attention.backend import choose_backend
 from prefixcache_worker.attention.calibration import calibrate
 from prefixcache_worker.attention.kv_format import FP32, KvFormat
@@ -68,18 +69,20 @@ class HandEngine:
         kv_format: KvFormat = FP32,
         backend: str = "torch",
         scheme: str = "shared",
+        approximation: Approximation = EXACT,
         **limits: int,
     ) -> None:
         self.model = model or reference_model()
         self.store = KvStore(
-            self.model.attention_shape,
+            approximation.shape(self.model.attention_shape),
             num_blocks=num_blocks,
             block_size=block_size,
             kv_format=kv_format,
             fixed_scales=calibrate(self.model, kv_format),
+            with_summaries=approximation.sparse_reads is not None,
         )
         self.store.fill_blocks(range(num_blocks), poison)
-        config = EngineConfig(**limits)
+        config = EngineConfig(approximation=approximation, **limits)
         self.cache = make_cache(
             scheme,
             num_blocks=num_blocks,

@@ -43,6 +43,9 @@ class WorkerConfig:
     max_waiting: int = 256
     """So many requests are taken beyond `max_running`, whether they run or wait; more are refused."""
     context_length: int | None = None
+    window: int | None = None
+    window_sinks: int | None = None
+    top_k_blocks: int | None = None
     num_threads: int | None = None
     log_level: str = "info"
     drain_seconds: float = 30.0
@@ -160,6 +163,14 @@ SETTINGS = (
             "requests that are taken beyond --max-running, to wait; more are refused"),
     Setting("context_length", int, _at_least(2), "a whole number of at least 2",
             "most tokens of prompt and answer together; without it the model's own limit"),
+    Setting("window", int, _at_least(1), _POSITIVE,
+            "rows back from its own that a token reads, in layers that would read more; approximate, and "
+            "what is behind is given back"),
+    Setting("window_sinks", int, _at_least(0), "a whole number of at least 0",
+            "rows at the beginning that --window leaves readable; without it 4"),
+    Setting("top_k_blocks", int, _at_least(4), "a whole number of at least 4",
+            "KV blocks that a decoding token reads of each head: the first, the last two, and those that "
+            "matter most; approximate"),
     Setting("num_threads", int, _at_least(1), _POSITIVE,
             "threads of the model on the CPU; without it one per core"),
     Setting("log_level", str.lower, _LOG_LEVELS.__contains__, "one of " + ", ".join(_LOG_LEVELS),

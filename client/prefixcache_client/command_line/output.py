@@ -67,7 +67,8 @@ def usage_line(generation: Generation) -> str:
     usage, timing = generation.usage, generation.timing
     return (
         f"{usage.prompt_tokens:,} prompt tokens = {usage.cached_tokens:,} cached"
-        f" + {usage.computed_tokens:,} computed, {usage.completion_tokens:,} generated; "
+        f" + {usage.computed_tokens:,} computed, {usage.completion_tokens:,} generated"
+        f"{', approximately' if usage.is_approximate else ''}; "
         f"first token after {seconds(timing.first_token_seconds)}, last after {seconds(timing.total_seconds)}"
     )
 

@@ -15,6 +15,7 @@ from prefixcache_worker.attention.calibration import CALIBRATION_TEXT, calibrate
 from prefixcache_worker.attention.layout import LayoutOrder
 from prefixcache_worker.config import WorkerConfig
 from prefixcache_worker.errors import ConfigError
+from prefixcache_worker.model.model import AttentionWindow
 from prefixcache_worker.server import build
 from prefixcache_worker.server.build import assemble_worker, build_worker, plan_pool
 
@@ -162,3 +163,20 @@ def test_the_scheme_decides_what_a_request_reserves(scheme: str, num_live: int):
     cache = assemble_worker(loaded(tiny_decoder()), config).engine_loop._engine.cache
     cache.acquire([7], Namespace(model="tiny", tenant="t"))
     assert cache.stats().num_live == num_live
+
+
+def test_sinks_without_a_window_are_refused():
+    with pytest.raises(ConfigError, match="--window-sinks: 3 rows before a window that is not there"):
+        assemble_worker(loaded(tiny_decoder()), WorkerConfig(window_sinks=3))
+
+
+def test_a_window_and_sparse_reads_reach_the_pool_and_the_engine():
+    config = WorkerConfig(kv_blocks=4, window=64, top_k_blocks=8)
+    worker = assemble_worker(loaded(tiny_decoder()), config)
+    shape, plain = (
+        worker.model.attention_shape,
+        assemble_worker(loaded(tiny_decoder()), WorkerConfig(kv_blocks=4)),
+    )
+    assert shape.reach == AttentionWindow(64, 4)
+    summaries = 2 * 4 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+    assert worker.pool_size.block_bytes == plain.pool_size.block_bytes + summaries

@@ -8,6 +8,7 @@ import torch
 
 from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.attention.plan import AttentionPlan
+from prefixcache_worker.attention.sparse import SparseReads, split_sparse
 from prefixcache_worker.model.model import AttentionShape, AttentionWindow, StepAttention
 
 
@@ -16,12 +17,20 @@ def distinct_windows(shape: AttentionShape) -> tuple[AttentionWindow | None, ...
     return tuple(dict.fromkeys(shape.windows)) or (None,)
 
 
-def rows_per_layer(plans: Sequence[AttentionPlan], shape: AttentionShape) -> tuple[int, int]:
+def rows_per_layer(
+    plans: Sequence[AttentionPlan], shape: AttentionShape, sparse_reads: SparseReads | None = None
+) -> tuple[int, int]:
     """KV rows that a layer reads in a step, and would read unshared: the mean over the layers, rounded."""
     windows = [shape.window(layer) for layer in range(shape.num_layers)]
-    num_read = sum(plan.num_rows_read * windows.count(plan.window) for plan in plans)
+    num_read = sum(_num_rows_read(plan, sparse_reads) * windows.count(plan.window) for plan in plans)
     num_unshared = sum(plan.num_rows_unshared * windows.count(plan.window) for plan in plans)
     return round(num_read / shape.num_layers), round(num_unshared / shape.num_layers)
+
+
+def _num_rows_read(plan: AttentionPlan, sparse_reads: SparseReads | None) -> int:
+    if sparse_reads is None or plan.window is not None:
+        return plan.num_rows_read
+    return split_sparse(plan, sparse_reads).num_rows_read(sparse_reads, plan.block_size)
 
 
 def attention_by_window(

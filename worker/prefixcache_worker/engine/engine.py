@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 import torch
 
 from prefixcache import CacheStats
+from prefixcache_worker.attention.approximation import EXACT, Approximation
 from prefixcache_worker.attention.backend import AttentionBackend
 from prefixcache_worker.attention.by_window import attention_by_window, distinct_windows, rows_per_layer
 from prefixcache_worker.attention.cpu import CpuAttention
 from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.attention.planner import AttentionPlanner
+from prefixcache_worker.attention.sparse import SparseBackend
 from prefixcache_worker.engine.assembler import Assembler
 from prefixcache_worker.engine.batch import Batch, ScheduledSpan, build_batch
 from prefixcache_worker.engine.cache_scheme import CacheScheme
@@ -49,6 +51,8 @@ class EngineConfig:
     """Most sequences that run at once; each choice of a request is one."""
     context_length: int = 8192
     """Most tokens of a sequence, prompt and output together."""
+    approximation: Approximation = EXACT
+    """What may be left unread. The KV store's shape has its window, and keeps summaries for its reads."""
     share_reads: bool = True
     """Read a run of KV rows once for all sequences that stand on it. False only to compare."""
 
@@ -72,6 +76,7 @@ class _Answer:
     num_output_tokens: int = 0
     started: float | None = None
     first_token: float | None = None
+    is_approximate: bool = False
 
 
 class Engine:
@@ -101,9 +106,12 @@ class Engine:
         self.kv_store = kv_store
         self.config = config
         self._model = model
-        self._attention = attention
+        self._shape = kv_store.layout.shape
+        assert self._shape == config.approximation.shape(model.attention_shape)
+        sparse_reads = config.approximation.sparse_reads
+        self._attention = attention if sparse_reads is None else SparseBackend(attention, sparse_reads)
         self._planner = AttentionPlanner(
-            cache.block_size, distinct_windows(model.attention_shape), share=config.share_reads
+            cache.block_size, distinct_windows(self._shape), share=config.share_reads
         )
         self._token_bytes = token_bytes
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -191,7 +199,9 @@ class Engine:
         except Exception as error:
             logger.exception("step failed; the requests in it are given up")
             return self._fail({span.sequence.key for span in scheduled}, error)
-        num_rows_read, num_rows_unshared = rows_per_layer(batch.plans, self._model.attention_shape)
+        num_rows_read, num_rows_unshared = rows_per_layer(
+            batch.plans, self._shape, self.config.approximation.sparse_reads
+        )
         self._counters.kv_rows_read += num_rows_read
         self._counters.kv_rows_unshared += num_rows_unshared
         return self._apply(batch, logits)
@@ -281,6 +291,14 @@ class Engine:
         counters.peak_running = max(counters.peak_running, len(self._scheduler.running))
         return cache
 
+    def _note_approximations(self, batch: Batch) -> None:
+        approximation = self.config.approximation
+        if approximation == EXACT:
+            return
+        for (sequence, _), span in zip(batch.spans, batch.plans[0].spans, strict=True):
+            if approximation.leaves_out(span, self.cache.block_size):
+                self._answers[sequence.key].is_approximate = True
+
     def _execute_copies(self, batch: Batch) -> None:
         for sequence, _ in batch.spans:
             handle = sequence.running_handle
@@ -294,6 +312,7 @@ class Engine:
         sampled: list[Sequence] = []
         rows: list[int] = []
         end = 0
+        self._note_approximations(batch)
         for (sequence, num_tokens), num_logit_rows in zip(batch.spans, batch.num_logit_rows, strict=True):
             start, end = end, end + num_logit_rows
             scores = sequence.score_prompt(logits[start:end])
@@ -309,11 +328,22 @@ class Engine:
         return outputs
 
     def _advance(self, sequence: Sequence, num_tokens: int) -> None:
-        """Count rows as written; whenever that fills a block, everybody may use it."""
+        """Count rows as written; whenever that fills a block, everybody may use it.
+
+        Where every layer has a window, rows that all have left behind are given back instead; what is to
+        be given back must not be published, so there the output waits until the end.
+        """
         before = sequence.num_computed_tokens // self.cache.block_size
         sequence.num_computed_tokens += num_tokens
-        if sequence.num_computed_tokens // self.cache.block_size > before:
-            self.cache.publish(sequence.running_handle, sequence.num_computed_tokens)
+        if sequence.num_computed_tokens // self.cache.block_size == before:
+            return
+        reach, handle = self._shape.reach, sequence.running_handle
+        if reach is None or sequence.num_computed_tokens <= sequence.num_prompt_tokens:
+            self.cache.publish(handle, sequence.num_computed_tokens)
+        if reach is not None:
+            first_seen = min(sequence.num_computed_tokens - reach.size + 1, handle.num_tokens - 1)
+            if first_seen > reach.num_sinks:
+                self.cache.give_back(handle, reach.num_sinks, first_seen)
 
     def _fork_choices(self, parent: Sequence) -> list[Sequence]:
         """The other choices of a request whose prompt has just been computed."""
@@ -368,6 +398,7 @@ class Engine:
                 cached_tokens=answer.num_cached_tokens,
                 computed_tokens=num_prompt_tokens - answer.num_cached_tokens,
                 completion_tokens=answer.num_output_tokens,
+                is_approximate=answer.is_approximate,
             ),
             timing=Timing(
                 queue_seconds=answer.started - answer.arrived,

@@ -139,6 +139,8 @@ class Usage:
     cached_tokens: int
     computed_tokens: int
     completion_tokens: int
+    is_approximate: bool = False
+    """Whether rows that the model would have read were left out, as the worker's settings allow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

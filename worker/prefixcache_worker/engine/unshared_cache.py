@@ -144,6 +144,10 @@ class UnsharedCache:
         self._handles.add(fork)
         return fork
 
+    def give_back(self, handle: OwnBlocks, start_token: int, end_token: int) -> int:
+        """Nothing: here a sequence keeps what it has until it ends."""
+        return 0
+
     def publish(self, handle: OwnBlocks, num_written_tokens: int, *, include_tail: bool = False) -> None:
         """Nobody shares: does nothing."""
 

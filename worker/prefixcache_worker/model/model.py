@@ -36,6 +36,14 @@ class AttentionShape:
         return self.windows[layer] if self.windows else None
 
     @property
+    def reach(self) -> AttentionWindow | None:
+        """What any of the layers reads; None if one reads everything."""
+        windows = [window for window in self.windows if window is not None]
+        if len(windows) < self.num_layers:
+            return None
+        return AttentionWindow(max(w.size for w in windows), max(w.num_sinks for w in windows))
+
+    @property
     def scale(self) -> float:
         """What scores are multiplied by."""
         return self.head_dim**-0.5 if self.score_scale is None else self.score_scale

@@ -11,21 +11,27 @@ from typing import NamedTuple
 
 import torch
 
+from prefixcache_worker.attention.approximation import Approximation
 from prefixcache_worker.attention.backend import choose_backend
+from prefixcache_worker.attention.block_summaries import BlockSummaries
 from prefixcache_worker.attention.calibration import CALIBRATION_TEXT, calibrate
 from prefixcache_worker.attention.kv_format import KvFormat, choose_format
 from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.attention.layout import LayoutOrder
+from prefixcache_worker.attention.sparse import SparseReads
 from prefixcache_worker.config import WorkerConfig, format_memory
 from prefixcache_worker.engine.cache_scheme import make_cache
 from prefixcache_worker.engine.engine import Engine, EngineConfig
 from prefixcache_worker.engine.engine_loop import EngineLoop
 from prefixcache_worker.errors import ConfigError
 from prefixcache_worker.model.loader import LoadedModel, load_model
+from prefixcache_worker.model.model import AttentionShape, AttentionWindow
 from prefixcache_worker.server.served_model import ServedModel
 
 MIN_POOL_BLOCKS = 2
 """Room for a prompt and for the block its answer opens."""
+USUAL_SINKS = 4
+"""As many as Xiao et al. 2023 found to be enough."""
 USUAL_BLOCK_SIZES = range(16, 65)
 CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Where a container finds how much memory it may use, by version of the kernel's control groups."""
@@ -94,9 +100,14 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
     """The same with a model that is loaded already. Raises ConfigError."""
     model = loaded.model
     context_length = _context_length(config, model.context_length)
-    kv_format = choose_format(config.kv_dtype, config.kv_scales, model.attention_shape)
-    pool_size = plan_pool(config, kv_format.block_bytes(model.attention_shape, config.block_size))
-    kv_store = _allocate_pool(loaded, config, kv_format, pool_size)
+    approximation = _approximation(config)
+    shape = approximation.shape(model.attention_shape)
+    kv_format = choose_format(config.kv_dtype, config.kv_scales, shape)
+    block_bytes = kv_format.block_bytes(shape, config.block_size)
+    if approximation.sparse_reads is not None:
+        block_bytes += BlockSummaries.block_bytes(shape)
+    pool_size = plan_pool(config, block_bytes)
+    kv_store = _allocate_pool(loaded, shape, config, kv_format, pool_size)
     engine = Engine(
         model=model,
         cache=make_cache(
@@ -112,6 +123,7 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
             max_batch_tokens=config.max_batch_tokens,
             max_running=config.max_running,
             context_length=context_length,
+            approximation=approximation,
         ),
         attention=choose_backend(config.attention, kv_store),
     )
@@ -125,7 +137,7 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
         name=loaded.config.name,
         build=loaded.build,
         architecture=loaded.config.architecture,
-        attention_shape=model.attention_shape,
+        attention_shape=shape,
         vocabulary_size=model.vocabulary_size,
         context_length=engine.max_total_tokens,
         eos_token_ids=loaded.config.eos_token_ids,
@@ -168,8 +180,24 @@ def _context_length(config: WorkerConfig, model_context_length: int) -> int:
     return config.context_length
 
 
+def _approximation(config: WorkerConfig) -> Approximation:
+    if config.window is None and config.window_sinks is not None:
+        raise ConfigError(
+            f"--window-sinks: {config.window_sinks} rows before a window that is not there; give --window too"
+        )
+    num_sinks = USUAL_SINKS if config.window_sinks is None else config.window_sinks
+    return Approximation(
+        window=None if config.window is None else AttentionWindow(config.window, num_sinks),
+        sparse_reads=None if config.top_k_blocks is None else SparseReads(config.top_k_blocks),
+    )
+
+
 def _allocate_pool(
-    loaded: LoadedModel, config: WorkerConfig, kv_format: KvFormat, pool_size: PoolSize
+    loaded: LoadedModel,
+    shape: AttentionShape,
+    config: WorkerConfig,
+    kv_format: KvFormat,
+    pool_size: PoolSize,
 ) -> KvStore:
     flag = "--kv-memory" if config.kv_blocks is None else "--kv-blocks"
     does_not_fit = f"{flag}: a pool of {pool_size} does not fit"
@@ -182,13 +210,14 @@ def _allocate_pool(
     fixed_scales = calibrate(loaded.model, kv_format, text_ids=text_ids, device=config.device)
     try:
         return KvStore(
-            loaded.model.attention_shape,
+            shape,
             num_blocks=pool_size.num_blocks,
             block_size=config.block_size,
             kv_format=kv_format,
             fixed_scales=fixed_scales,
             device=config.device,
             order=LayoutOrder(config.kv_layout),
+            with_summaries=config.top_k_blocks is not None,
         )
     except RuntimeError as error:  # what torch raises when an allocation fails
         raise ConfigError(f"{does_not_fit} the memory of {config.device}; ask for less") from error
