@@ -1,8 +1,8 @@
 // Products of rows with a packed weight on a CPU: y = x W^T with W in float32, bfloat16 or int8.
 //
-// A weight is cut into panels of WIDTH output features, stored as [panel][in_features / STEP][WIDTH][STEP], so that
-// a tile of rows walks a panel once, front to back, and keeps its sums in registers. Every sum runs over the input
-// features in their order, whatever the number of rows and threads: a row's result never depends on the others.
+// A weight is cut into panels of WIDTH output features, stored as [panel][in_features / STEP][WIDTH][STEP], so
+// that a tile of rows walks a panel once, front to back, and keeps its sums in registers. Every sum runs over the
+// input features in their order, whatever the number of rows and threads: no row's result depends on the others.
 //
 // Built by native_linear.py for the machine it runs on; the tests hold each format's exact definition.
 
@@ -49,11 +49,13 @@ struct Fp32 {
     template <int ROWS>
     static void tile(const char *rows, int64_t row_bytes, const char *panel, int64_t depth, float *sums) {
         const float *inputs[ROWS];
-        UNROLLED for (int m = 0; m < ROWS; ++m) inputs[m] = reinterpret_cast<const float *>(rows + m * row_bytes);
+        UNROLLED for (int m = 0; m < ROWS; ++m)
+            inputs[m] = reinterpret_cast<const float *>(rows + m * row_bytes);
         Vec sum[ROWS][VECTORS] = {};
         for (int64_t k = 0; k < depth; ++k) {
             Vec weights[VECTORS];
-            UNROLLED for (int n = 0; n < VECTORS; ++n) weights[n] = at<Vec>(panel + (k * VECTORS + n) * sizeof(Vec));
+            UNROLLED for (int n = 0; n < VECTORS; ++n)
+                weights[n] = at<Vec>(panel + (k * VECTORS + n) * sizeof(Vec));
             UNROLLED for (int m = 0; m < ROWS; ++m)
                 UNROLLED for (int n = 0; n < VECTORS; ++n) sum[m][n] += inputs[m][k] * weights[n];
         }
@@ -96,11 +98,13 @@ struct Bf16 {
     template <int ROWS>
     static void tile(const char *rows, int64_t row_bytes, const char *panel, int64_t depth, float *sums) {
         const int32_t *inputs[ROWS];
-        UNROLLED for (int m = 0; m < ROWS; ++m) inputs[m] = reinterpret_cast<const int32_t *>(rows + m * row_bytes);
+        UNROLLED for (int m = 0; m < ROWS; ++m)
+            inputs[m] = reinterpret_cast<const int32_t *>(rows + m * row_bytes);
         Vec sum[ROWS][VECTORS] = {};
         for (int64_t k = 0; k < depth / STEP; ++k) {
             IntVec weights[VECTORS];
-            UNROLLED for (int n = 0; n < VECTORS; ++n) weights[n] = at<IntVec>(panel + (k * VECTORS + n) * sizeof(Vec));
+            UNROLLED for (int n = 0; n < VECTORS; ++n)
+                weights[n] = at<IntVec>(panel + (k * VECTORS + n) * sizeof(Vec));
             UNROLLED for (int m = 0; m < ROWS; ++m)
                 UNROLLED for (int n = 0; n < VECTORS; ++n) sum[m][n] = dot2(sum[m][n], weights[n], inputs[m][k]);
         }
@@ -116,20 +120,20 @@ inline IntVec dot4(IntVec sum, IntVec weights, int32_t inputs) {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(quad));  // GCC 12 spills around the intrinsic
     return sum;
 #elif defined(__AVXVNNI__)
-    asm("{vex} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(weights), "x"(quad));
+    asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(weights), "x"(quad));
     return sum;
 #elif defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
     // In 16 bits, elements 0 and 2 apart from 1 and 3: no sum of two products can overflow 32 bits.
     typedef int16_t ShortVec __attribute__((vector_size(LANES * 4)));
-    const IntVec even = weights & 0x00ff00ff, odd = reinterpret_cast<IntVec>(reinterpret_cast<WordVec>(weights) >> 8) & 0x00ff00ff;
-    const ShortVec shorts = reinterpret_cast<ShortVec>(quad);
-    const IntVec even_inputs = reinterpret_cast<IntVec>(shorts << 8 >> 8), odd_inputs = reinterpret_cast<IntVec>(shorts >> 8);
+    const ShortVec input_pairs = reinterpret_cast<ShortVec>(quad);
+    const ShortVec weight_pairs = reinterpret_cast<ShortVec>(weights);
 #if defined(__AVX512BW__)
-    const auto multiply = [](IntVec a, IntVec b) { return (IntVec)_mm512_madd_epi16((__m512i)a, (__m512i)b); };
+    const auto dot = [](ShortVec a, ShortVec b) { return (IntVec)_mm512_madd_epi16((__m512i)a, (__m512i)b); };
 #else
-    const auto multiply = [](IntVec a, IntVec b) { return (IntVec)_mm256_madd_epi16((__m256i)a, (__m256i)b); };
+    const auto dot = [](ShortVec a, ShortVec b) { return (IntVec)_mm256_madd_epi16((__m256i)a, (__m256i)b); };
 #endif
-    return sum + multiply(even, even_inputs) + multiply(odd, odd_inputs);
+    const ShortVec odd_weights = weight_pairs >> 8 & 0xff;
+    return sum + dot(weight_pairs & 0xff, input_pairs << 8 >> 8) + dot(odd_weights, input_pairs >> 8);
 #else
     for (int i = 0; i < 4; ++i) {
         sum += (weights & 0xff) * (quad << 24 >> 24);
@@ -169,10 +173,10 @@ struct Int8 {
                 zero += zeros[i];
             }
             const float inverse = max > SMALLEST ? 127.0f / max : 0.0f;
-            int32_t values[GROUP], sum = 0;
-            for (int i = 0; i < GROUP; ++i) values[i] = static_cast<int32_t>(__builtin_rintf(group[i] * inverse));
-            for (int i = 0; i < GROUP; ++i) inputs[g * GROUP + i] = values[i];
-            for (int i = 0; i < GROUP; ++i) sum += values[i];
+            int32_t sum = 0;
+            for (int i = 0; i < GROUP; ++i)
+                inputs[g * GROUP + i] = static_cast<int32_t>(__builtin_rintf(group[i] * inverse));
+            for (int i = 0; i < GROUP; ++i) sum += inputs[g * GROUP + i];
             offsets[g] = -128 * sum;
             scales[g] = (inverse > 0.0f ? max / 127.0f : 0.0f) + zero;
         }
@@ -181,7 +185,8 @@ struct Int8 {
     template <int ROWS>
     static void tile(const char *rows, int64_t row_bytes, const char *panel, int64_t depth, float *sums) {
         const int32_t *inputs[ROWS];
-        UNROLLED for (int m = 0; m < ROWS; ++m) inputs[m] = reinterpret_cast<const int32_t *>(rows + m * row_bytes);
+        UNROLLED for (int m = 0; m < ROWS; ++m)
+            inputs[m] = reinterpret_cast<const int32_t *>(rows + m * row_bytes);
         const int64_t num_groups = depth / GROUP, steps = GROUP / STEP;
         for (int64_t g = 0; g < num_groups; ++g) {
             IntVec sum[ROWS][VECTORS];
@@ -192,7 +197,8 @@ struct Int8 {
                 UNROLLED for (int n = 0; n < VECTORS; ++n)
                     weights[n] = at<IntVec>(panel + (k * VECTORS + n) * sizeof(Vec));
                 UNROLLED for (int m = 0; m < ROWS; ++m)
-                    UNROLLED for (int n = 0; n < VECTORS; ++n) sum[m][n] = dot4(sum[m][n], weights[n], inputs[m][k]);
+                    UNROLLED for (int n = 0; n < VECTORS; ++n)
+                        sum[m][n] = dot4(sum[m][n], weights[n], inputs[m][k]);
             }
             UNROLLED for (int m = 0; m < ROWS; ++m) {
                 float scale;
@@ -208,7 +214,8 @@ struct Int8 {
 };
 
 template <class Format, int ROWS = MAX_ROWS>
-inline void run_tile(int64_t num_rows, const char *rows, int64_t row_bytes, const char *panel, int64_t depth, float *sums) {
+inline void run_tile(int64_t num_rows, const char *rows, int64_t row_bytes, const char *panel, int64_t depth,
+                     float *sums) {
     if (num_rows == ROWS) Format::template tile<ROWS>(rows, row_bytes, panel, depth, sums);
     else if constexpr (ROWS > 1) run_tile<Format, ROWS - 1>(num_rows, rows, row_bytes, panel, depth, sums);
 }
@@ -219,7 +226,7 @@ extern "C" {
 
 struct Weight {
     const char *panels;   // [num_panels][depth / STEP][WIDTH][STEP], zeros (int8: 128) beyond the weight's own shape
-    const float *scales;  // int8: [out_features]
+    const float *scales;  // [out_features]; null but for int8
     int64_t out_features, in_features;
 };
 
@@ -228,7 +235,8 @@ struct Weight {
 namespace {
 
 template <class Format>
-void multiply(const Weight &weight, const float *inputs, float *outputs, char *scratch, int64_t num_rows, int num_threads) {
+void multiply(const Weight &weight, const float *inputs, float *outputs, char *scratch, int64_t num_rows,
+              int num_threads) {
     constexpr bool IS_PREPARED = Format::STEP > 1;
     const int64_t depth = round_up(weight.in_features, Format::DEPTH_MULTIPLE);
     const int64_t panel_bytes = depth * WIDTH * 4 / Format::STEP;
@@ -248,18 +256,19 @@ void multiply(const Weight &weight, const float *inputs, float *outputs, char *s
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < num_panels * num_chunks; ++task) {
             const int64_t panel = task / num_chunks, first_row = task % num_chunks * ROWS_PER_TASK;
-            const int64_t first = panel * WIDTH, left = weight.out_features - first, width = left < WIDTH ? left : WIDTH;
+            const int64_t first = panel * WIDTH, left = weight.out_features - first;
+            const int64_t width = left < WIDTH ? left : WIDTH;
             const int64_t chunk = num_rows - first_row < ROWS_PER_TASK ? num_rows - first_row : ROWS_PER_TASK;
             const int64_t num_tiles = (chunk + MAX_ROWS - 1) / MAX_ROWS;
             alignas(64) float sums[MAX_ROWS * WIDTH];
             for (int64_t tile = 0; tile < num_tiles; ++tile) {  // of equal height, give or take one row
                 const int64_t begin = first_row + chunk * tile / num_tiles;
                 const int64_t end = first_row + chunk * (tile + 1) / num_tiles;
-                run_tile<Format>(end - begin, rows + begin * row_bytes, row_bytes, weight.panels + panel * panel_bytes,
-                                 depth, sums);
+                run_tile<Format>(end - begin, rows + begin * row_bytes, row_bytes,
+                                 weight.panels + panel * panel_bytes, depth, sums);
                 for (int64_t m = begin; m < end; ++m) {
                     float *sum = sums + (m - begin) * WIDTH, *output = outputs + m * weight.out_features + first;
-                    if constexpr (Format::STEP == Int8::STEP)
+                    if (weight.scales != nullptr)
                         for (int64_t n = 0; n < width; ++n) sum[n] *= weight.scales[first + n];
                     memcpy(output, sum, width * sizeof(float));
                 }
@@ -274,19 +283,19 @@ void multiply(const Weight &weight, const float *inputs, float *outputs, char *s
 extern "C" int64_t panel_width() { return WIDTH; }
 extern "C" int64_t group_size() { return GROUP; }
 
-extern "C" void multiply_fp32(const Weight *weight, const float *inputs, float *outputs, void *, int64_t num_rows,
-                              int64_t num_threads) {
+extern "C" void multiply_fp32(const Weight *weight, const float *inputs, float *outputs, void *,
+                              int64_t num_rows, int64_t num_threads) {
     multiply<Fp32>(*weight, inputs, outputs, nullptr, num_rows, num_threads);
 }
 
 // `scratch`: num_rows * depth * 2 bytes
-extern "C" void multiply_bf16(const Weight *weight, const float *inputs, float *outputs, void *scratch, int64_t num_rows,
-                              int64_t num_threads) {
+extern "C" void multiply_bf16(const Weight *weight, const float *inputs, float *outputs, void *scratch,
+                              int64_t num_rows, int64_t num_threads) {
     multiply<Bf16>(*weight, inputs, outputs, static_cast<char *>(scratch), num_rows, num_threads);
 }
 
 // `scratch`: num_rows * (depth + depth / GROUP * 8) bytes
-extern "C" void multiply_int8(const Weight *weight, const float *inputs, float *outputs, void *scratch, int64_t num_rows,
-                              int64_t num_threads) {
+extern "C" void multiply_int8(const Weight *weight, const float *inputs, float *outputs, void *scratch,
+                              int64_t num_rows, int64_t num_threads) {
     multiply<Int8>(*weight, inputs, outputs, static_cast<char *>(scratch), num_rows, num_threads);
 }

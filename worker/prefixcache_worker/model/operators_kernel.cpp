@@ -42,7 +42,8 @@ inline float gelu_tanh(float x) {  // x (1 + tanh u) / 2, and 1 + tanh u = 2 / (
 // gate_up: [num_rows][2 * size], gates before what they let through
 template <float (*ACTIVATION)(float)>
 void gate(const float *gate_up, float *__restrict outputs, int64_t num_rows, int64_t size, int num_threads) {
-#pragma omp parallel for schedule(static) num_threads(num_threads) if (num_rows * size > ELEMENTS_WORTH_A_THREAD)
+#pragma omp parallel for schedule(static) num_threads(num_threads) \
+    if (num_rows * size > ELEMENTS_WORTH_A_THREAD)
     for (int64_t m = 0; m < num_rows; ++m) {
         const float *gates = gate_up + m * 2 * size, *ups = gates + size;
         for (int64_t i = 0; i < size; ++i) outputs[m * size + i] = ACTIVATION(gates[i]) * ups[i];
@@ -53,7 +54,8 @@ void gate(const float *gate_up, float *__restrict outputs, int64_t num_rows, int
 
 extern "C" void rms_norm(const float *inputs, const float *weight, float *__restrict outputs, int64_t num_rows, int64_t size,
                          float eps, int64_t num_threads) {
-#pragma omp parallel for schedule(static) num_threads(num_threads) if (num_rows * size > ELEMENTS_WORTH_A_THREAD)
+#pragma omp parallel for schedule(static) num_threads(num_threads) \
+    if (num_rows * size > ELEMENTS_WORTH_A_THREAD)
     for (int64_t m = 0; m < num_rows; ++m) {
         const float *row = inputs + m * size;
         float sums[NUM_PARTIAL_SUMS] = {}, sum = 0.0f;
