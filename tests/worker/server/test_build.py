@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.tiny_checkpoint import save_tiny_checkpoint, tiny_transformers_model
 from support.tiny_loaded_model import loaded
 from support.tiny_model import tiny_decoder
 
@@ -15,6 +16,7 @@ from prefixcache_worker.attention.calibration import CALIBRATION_TEXT, calibrate
 from prefixcache_worker.attention.layout import LayoutOrder
 from prefixcache_worker.config import WorkerConfig
 from prefixcache_worker.errors import ConfigError
+from prefixcache_worker.model.loader import load_model
 from prefixcache_worker.model.model import AttentionWindow
 from prefixcache_worker.server import build
 from prefixcache_worker.server.build import assemble_worker, build_worker, plan_pool
@@ -136,6 +138,12 @@ def test_a_pool_smaller_than_the_context_limits_it_and_says_so(caplog: pytest.Lo
 def test_a_context_beyond_the_models_is_refused():
     with pytest.raises(ConfigError, match=r"^--context-length: 513 is more than the 512 tokens"):
         assemble_worker(loaded(tiny_decoder(context_length=512)), WorkerConfig(context_length=513))
+
+
+def test_the_model_is_loaded_in_the_format_of_the_settings(tmp_path: Path):
+    folder = str(save_tiny_checkpoint(tmp_path, tiny_transformers_model()))
+    worker = build_worker(WorkerConfig(model=folder, weights="int8", kv_blocks=4))
+    assert worker.model.build == load_model(folder, weight_format="int8").build
 
 
 def test_num_threads_is_what_torch_uses():
