@@ -43,43 +43,39 @@ inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1)
 // A format says how wide a step of the panel is, what becomes of a row before its products (`prepare`), and what
 // a tile of up to MAX_ROWS prepared rows does with a panel: sums[m][n] = product of row m with feature n.
 
+// The tile of a format whose sums are float32: one `multiply_add` for each step, feature and row.
+template <class Format, int ROWS>
+inline void float_tile(const char *rows, int64_t row_bytes, const char *panel, int64_t depth, float *sums) {
+    const typename Format::Input *inputs[ROWS];
+    UNROLLED for (int m = 0; m < ROWS; ++m)
+        inputs[m] = reinterpret_cast<const typename Format::Input *>(rows + m * row_bytes);
+    Vec sum[ROWS][VECTORS] = {};
+    for (int64_t k = 0; k < depth / Format::STEP; ++k) {
+        Vec weights[VECTORS];
+        UNROLLED for (int n = 0; n < VECTORS; ++n) weights[n] = at<Vec>(panel + (k * VECTORS + n) * sizeof(Vec));
+        UNROLLED for (int m = 0; m < ROWS; ++m)
+            UNROLLED for (int n = 0; n < VECTORS; ++n)
+                sum[m][n] = Format::multiply_add(sum[m][n], weights[n], inputs[m][k]);
+    }
+    UNROLLED for (int m = 0; m < ROWS; ++m)
+        UNROLLED for (int n = 0; n < VECTORS; ++n) at<Vec>(sums + m * WIDTH + n * LANES) = sum[m][n];
+}
+
 struct Fp32 {
     static constexpr int STEP = 1, DEPTH_MULTIPLE = 1;
+    typedef float Input;
+
+    static Vec multiply_add(Vec sum, Vec weights, float input) { return sum + input * weights; }
 
     template <int ROWS>
     static void tile(const char *rows, int64_t row_bytes, const char *panel, int64_t depth, float *sums) {
-        const float *inputs[ROWS];
-        UNROLLED for (int m = 0; m < ROWS; ++m)
-            inputs[m] = reinterpret_cast<const float *>(rows + m * row_bytes);
-        Vec sum[ROWS][VECTORS] = {};
-        for (int64_t k = 0; k < depth; ++k) {
-            Vec weights[VECTORS];
-            UNROLLED for (int n = 0; n < VECTORS; ++n)
-                weights[n] = at<Vec>(panel + (k * VECTORS + n) * sizeof(Vec));
-            UNROLLED for (int m = 0; m < ROWS; ++m)
-                UNROLLED for (int n = 0; n < VECTORS; ++n) sum[m][n] += inputs[m][k] * weights[n];
-        }
-        UNROLLED for (int m = 0; m < ROWS; ++m)
-            UNROLLED for (int n = 0; n < VECTORS; ++n) at<Vec>(sums + m * WIDTH + n * LANES) = sum[m][n];
+        float_tile<Fp32, ROWS>(rows, row_bytes, panel, depth, sums);
     }
 };
 
-// sum + the products of each lane's two bfloat16 pairs, in float32
-inline Vec dot2(Vec sum, IntVec weights, int32_t inputs) {
-#if defined(__AVX512BF16__)
-    const IntVec pairs = inputs - IntVec{};
-    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(pairs));  // GCC 12 spills around the intrinsic
-    return sum;
-#else
-    const WordVec words = reinterpret_cast<WordVec>(weights);
-    const WordVec pairs = reinterpret_cast<WordVec>(inputs - IntVec{});
-    sum += reinterpret_cast<Vec>(pairs & 0xffff0000u) * reinterpret_cast<Vec>(words & 0xffff0000u);
-    return sum + reinterpret_cast<Vec>(pairs << 16) * reinterpret_cast<Vec>(words << 16);
-#endif
-}
-
 struct Bf16 {
     static constexpr int STEP = 2, DEPTH_MULTIPLE = 2;
+    typedef int32_t Input;  // a pair
 
     static int64_t row_bytes(int64_t depth) { return depth * 2; }
 
@@ -95,21 +91,20 @@ struct Bf16 {
         if (in_features % 2) halves[in_features] = 0;
     }
 
+    static Vec multiply_add(Vec sum, Vec weights, int32_t pair) {
+#if defined(__AVX512BF16__)
+        return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights, (__m512bh)(pair - IntVec{}));
+#else
+        const WordVec words = reinterpret_cast<WordVec>(weights);
+        const WordVec pairs = reinterpret_cast<WordVec>(pair - IntVec{});
+        sum += reinterpret_cast<Vec>(pairs & 0xffff0000u) * reinterpret_cast<Vec>(words & 0xffff0000u);
+        return sum + reinterpret_cast<Vec>(pairs << 16) * reinterpret_cast<Vec>(words << 16);
+#endif
+    }
+
     template <int ROWS>
     static void tile(const char *rows, int64_t row_bytes, const char *panel, int64_t depth, float *sums) {
-        const int32_t *inputs[ROWS];
-        UNROLLED for (int m = 0; m < ROWS; ++m)
-            inputs[m] = reinterpret_cast<const int32_t *>(rows + m * row_bytes);
-        Vec sum[ROWS][VECTORS] = {};
-        for (int64_t k = 0; k < depth / STEP; ++k) {
-            IntVec weights[VECTORS];
-            UNROLLED for (int n = 0; n < VECTORS; ++n)
-                weights[n] = at<IntVec>(panel + (k * VECTORS + n) * sizeof(Vec));
-            UNROLLED for (int m = 0; m < ROWS; ++m)
-                UNROLLED for (int n = 0; n < VECTORS; ++n) sum[m][n] = dot2(sum[m][n], weights[n], inputs[m][k]);
-        }
-        UNROLLED for (int m = 0; m < ROWS; ++m)
-            UNROLLED for (int n = 0; n < VECTORS; ++n) at<Vec>(sums + m * WIDTH + n * LANES) = sum[m][n];
+        float_tile<Bf16, ROWS>(rows, row_bytes, panel, depth, sums);
     }
 };
 
@@ -117,11 +112,9 @@ struct Bf16 {
 inline IntVec dot4(IntVec sum, IntVec weights, int32_t inputs) {
     IntVec quad = inputs - IntVec{};
 #if defined(__AVX512VNNI__)
-    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(quad));  // GCC 12 spills around the intrinsic
-    return sum;
+    return (IntVec)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, (__m512i)quad);
 #elif defined(__AVXVNNI__)
-    asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(weights), "x"(quad));
-    return sum;
+    return (IntVec)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)weights, (__m256i)quad);
 #elif defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
     // In 16 bits, elements 0 and 2 apart from 1 and 3: no sum of two products can overflow 32 bits.
     typedef int16_t ShortVec __attribute__((vector_size(LANES * 4)));
@@ -225,7 +218,7 @@ inline void run_tile(int64_t num_rows, const char *rows, int64_t row_bytes, cons
 extern "C" {
 
 struct Weight {
-    const char *panels;   // [num_panels][depth / STEP][WIDTH][STEP], zeros (int8: 128) beyond the weight's own shape
+    const char *panels;   // [num_panels][depth / STEP][WIDTH][STEP], zeros (int8: 128) beyond the weight's shape
     const float *scales;  // [out_features]; null but for int8
     int64_t out_features, in_features;
 };
