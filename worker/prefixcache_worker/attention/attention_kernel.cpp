@@ -24,11 +24,11 @@
 namespace {
 
 #if defined(__AVX512F__)  // 32 registers: accumulators, operands, a broadcast
-constexpr int LANES = 16, MAX_VECTORS = 4, MAX_ACCUMULATORS = 24, ROW_VECTORS = 4;
+constexpr int LANES = 16, MAX_VECTORS = 3, ROW_VECTORS = 4;
 #elif defined(__AVX__)  // 16 registers
-constexpr int LANES = 8, MAX_VECTORS = 2, MAX_ACCUMULATORS = 12, ROW_VECTORS = 2;
+constexpr int LANES = 8, MAX_VECTORS = 2, ROW_VECTORS = 2;
 #else
-constexpr int LANES = 4, MAX_VECTORS = 2, MAX_ACCUMULATORS = 12, ROW_VECTORS = 2;
+constexpr int LANES = 4, MAX_VECTORS = 2, ROW_VECTORS = 2;
 #endif
 constexpr int MAX_WIDTH = LANES * MAX_VECTORS;
 constexpr int MAX_FEW = LANES / 2;  // up to so many queries, vectors of KV rows do less work
@@ -58,6 +58,16 @@ inline Vec fma(Vec a, Vec b, Vec c) {
     return vfmaq_f32(c, a, b);
 #else
     return a * b + c;
+#endif
+}
+
+inline Vec maximum(Vec a, Vec b) {
+#if defined(__AVX512F__)
+    return _mm512_max_ps(a, b);
+#elif defined(__AVX__)
+    return _mm256_max_ps(a, b);
+#else
+    return a > b ? a : b;
 #endif
 }
 
@@ -92,7 +102,7 @@ inline Vec exp_of_negative(Vec x) {
 struct Fold {
     Vec max, first, second;
     Fold(Vec first_max, Vec second_max) {
-        max = first_max > second_max ? first_max : second_max;
+        max = maximum(first_max, second_max);
         const Vec base = finite(max);
         first = exp_of_negative(first_max - base);
         second = exp_of_negative(second_max - base);
@@ -236,18 +246,31 @@ struct Work {
         for (int d = 0; d < head_dim; ++d) result[d * stride] = query[d] * scale * (fixed ? fixed[d] : 1.0f);
     }
 
-    // Pointers to the rows at `position` and behind it, in floats. They stay in the pool if they are floats of
-    // the wanted size there, else they are converted into `buffer` [num_rows][padded(head_dim)].
-    void load_rows(const Pool &pool, int64_t position, int num_rows, bool pad, const float **rows, float *scales,
+    // The slots of the rows at `position` and behind it, one after the other.
+    struct Slots {
+        const int64_t *block, block_size;
+        int64_t row;
+
+        Slots(const Work &work, int64_t position) : block_size(work.step.block_size) {
+            const int64_t offset = work.task.first_row + position - work.task.first_position;
+            block = work.step.block_ids + work.task.first_block + offset / block_size;
+            row = offset % block_size;
+        }
+        int64_t next() {
+            if (row == block_size) row = 0, ++block;
+            return *block * block_size + row++;
+        }
+    };
+
+    // Pointers to the rows at `position` and behind it, as floats. With `in_place` rows of floats stay where they
+    // are; all others go into `buffer` [num_rows][padded(head_dim)], with zeros behind each.
+    void load_rows(const Pool &pool, int64_t position, int num_rows, bool in_place, const float **rows, float *scales,
                    float *buffer) const {
-        const int64_t offset = task.first_row + position - task.first_position;
-        const int64_t *block = step.block_ids + task.first_block + offset / step.block_size;
-        int64_t row = offset % step.block_size;
         const int stride = padded(head_dim);
-        const bool in_place = pool.format == FLOAT32 && (!pad || stride == head_dim);
-        for (int j = 0; j < num_rows; ++j, ++row) {
-            if (row == step.block_size) row = 0, ++block;
-            const int64_t slot = *block * step.block_size + row;
+        in_place &= pool.format == FLOAT32;
+        Slots slots(*this, position);
+        for (int j = 0; j < num_rows; ++j) {
+            const int64_t slot = slots.next();
             const char *source = pool.rows.at(step.layer, slot, kv_head);
             if (in_place) {
                 rows[j] = reinterpret_cast<const float *>(source);
@@ -314,7 +337,7 @@ inline void add_values(const float *const *values, int first, const float *weigh
 // A vector holds neighbouring queries.
 template <int VECTORS>
 void run_many(const Work &work) {
-    constexpr int width = VECTORS * LANES, tile = VECTORS * 8 <= MAX_ACCUMULATORS ? 8 : 6;
+    constexpr int width = VECTORS * LANES, tile = VECTORS < 2 || LANES == 16 ? 8 : 4;
     alignas(64) float queries[MAX_HEAD_DIM * width], output[MAX_HEAD_DIM * width], scores[CHUNK_ROWS * width];
     alignas(64) float buffer[CHUNK_ROWS * MAX_HEAD_DIM];
     float scales[CHUNK_ROWS];
@@ -334,13 +357,15 @@ void run_many(const Work &work) {
         common_first = first > common_first ? first : common_first;
         common_last = position < common_last ? position : common_last;
     }
+    // A copy waits for many cache lines at a time, the products for few: it pays for rows that come from far.
+    const bool in_place = work.task.first_query > 0;
     Vec max[VECTORS], sum[VECTORS] = {};
     for (int n = 0; n < VECTORS; ++n) max[n] = fill(MINUS_INFINITY);
 
     for (int64_t start = work.begin, next; start < work.end; start = next) {
         next = (start / CHUNK_ROWS + 1) * CHUNK_ROWS;
         const int offset = start % LANES, num_rows = (next < work.end ? next : work.end) - start;
-        work.load_rows(work.step.keys, start, num_rows, false, rows, scales, buffer);
+        work.load_rows(work.step.keys, start, num_rows, in_place, rows, scales, buffer);
         int j = 0;
         for (; j + tile <= num_rows; j += tile)
             score_rows<tile, VECTORS>(rows + j, queries, head_dim, scores + j * width);
@@ -358,30 +383,33 @@ void run_many(const Work &work) {
                     score = (first_seen[n] <= row) & (last_seen[n] >= row) ? score : fill(MINUS_INFINITY);
                 }
 
-        Vec old_factor[VECTORS], new_factor[VECTORS];
+        Vec chunk_max[VECTORS], old_factor[VECTORS], new_factor[VECTORS];
+        for (int n = 0; n < VECTORS; ++n) chunk_max[n] = at(scores + n * LANES);
+        for (j = 1; j < num_rows; ++j)
+            for (int n = 0; n < VECTORS; ++n)
+                chunk_max[n] = maximum(chunk_max[n], at(scores + j * width + n * LANES));
         for (int n = 0; n < VECTORS; ++n) {
-            Vec chunk_max = fill(MINUS_INFINITY);
-            for (j = 0; j < num_rows; ++j) {
-                const Vec score = at(scores + j * width + n * LANES);
-                chunk_max = score > chunk_max ? score : chunk_max;
-            }
-            const Vec base = Fold::finite(chunk_max);
-            Vec parts[LANES] = {};
+            const Vec base = Fold::finite(chunk_max[n]);
             for (j = 0; j < num_rows; ++j) {
                 Vec &score = at(scores + j * width + n * LANES);
                 score = exp_of_negative(score - base);
-                parts[(offset + j) % LANES] += score;
             }
+            Vec parts[LANES] = {};
+            j = 0;
+            if (offset == 0)
+                for (; j + LANES <= num_rows; j += LANES)
+                    for (int l = 0; l < LANES; ++l) parts[l] += at(scores + (j + l) * width + n * LANES);
+            for (; j < num_rows; ++j) parts[(offset + j) % LANES] += at(scores + j * width + n * LANES);
             for (int half = LANES / 2; half; half /= 2)
                 for (int l = 0; l < half; ++l) parts[l] += parts[l + half];
-            const Fold factors(max[n], chunk_max);
+            const Fold factors(max[n], chunk_max[n]);
             max[n] = factors.max;
             sum[n] = fold(sum[n], factors.first, parts[0], factors.second);
             old_factor[n] = factors.first;
             new_factor[n] = factors.second;
         }
 
-        work.load_rows(work.step.values, start, num_rows, false, rows, scales, buffer);
+        work.load_rows(work.step.values, start, num_rows, in_place, rows, scales, buffer);
         if (work.step.values.scales.data)
             for (j = 0; j < num_rows; ++j)
                 for (int n = 0; n < VECTORS; ++n) at(scores + j * width + n * LANES) *= scales[j];
@@ -476,9 +504,9 @@ void run_quad(const Work &work, Few &few, int first_query, int64_t chunk, int be
             Vec &score = at(scores + j);
             if (work.step.keys.scales.data) score *= at(few.key_scales + j);
             score = (lane + j >= first_seen) & (lane + j <= last_seen) ? score : fill(MINUS_INFINITY);
-            row_max = score > row_max ? score : row_max;
+            row_max = maximum(row_max, score);
         }
-        for (int l = 0; l < LANES; ++l) chunk_max[q] = row_max[l] > chunk_max[q] ? row_max[l] : chunk_max[q];
+        for (int l = 0; l < LANES; ++l) chunk_max[q] = row_max[l] <= chunk_max[q] ? chunk_max[q] : row_max[l];
         const Vec base = Fold::finite(fill(chunk_max[q]));
         for (int j = first_vector; j < end; j += LANES) {
             Vec &score = at(scores + j);
@@ -507,6 +535,7 @@ void run_quad(const Work &work, Few &few, int first_query, int64_t chunk, int be
 void run_few(const Work &work) {
     Few few;
     const int num_queries = work.task.num_queries, head_dim = work.head_dim, stride = padded(head_dim);
+    const bool in_place = stride == head_dim;
     std::memset(few.queries, 0, num_queries * stride * sizeof(float));
     for (int r = 0; r < num_queries; ++r) work.load_query(r, few.queries + r * stride, 1);
     const auto clear = [&] {
@@ -518,12 +547,12 @@ void run_few(const Work &work) {
         next = (start / CHUNK_ROWS + 1) * CHUNK_ROWS;
         const int64_t chunk = next - CHUNK_ROWS;
         const int begin = start - chunk, end = (next < work.end ? next : work.end) - chunk;
-        work.load_rows(work.step.keys, start, end - begin, true, few.keys + begin, few.key_scales + begin, few.buffer);
+        work.load_rows(work.step.keys, start, end - begin, in_place, few.keys + begin, few.key_scales + begin, few.buffer);
         for (int j = begin / LANES * LANES; j < begin; ++j) few.keys[j] = ZEROS;  // masked
         for (int j = end; j % LANES; ++j) few.keys[j] = ZEROS;
         for (int j = begin / LANES * LANES; j < end; j += LANES)
             transpose(few.keys + j, stride, few.columns + j);
-        work.load_rows(work.step.values, start, end - begin, true, few.values + begin, few.value_scales + begin,
+        work.load_rows(work.step.values, start, end - begin, in_place, few.values + begin, few.value_scales + begin,
                        few.buffer);
         for (int q = 0; q < num_queries; q += QUAD) switch (num_queries - q) {
             case 1: run_quad<1>(work, few, q, chunk, begin, end); break;
@@ -544,23 +573,26 @@ void run_task(const Work &work) {
     if (work.task.num_queries <= MAX_FEW) run_few(work);
     else if (num_vectors == 1) run_many<1>(work);
     else if (num_vectors == 2) run_many<2>(work);
-    else if constexpr (MAX_VECTORS > 2) {
-        if (num_vectors == 3) run_many<3>(work);
-        else run_many<4>(work);
-    }
+    else run_many<MAX_VECTORS>(work);
 }
 
-// One query's result so far.
-struct State {
-    alignas(64) float output[MAX_HEAD_DIM] = {};
+// A partial result of one query. Its output may be somebody else's until it is folded with another.
+struct Partial {
     float max = MINUS_INFINITY, sum = 0.0f;
+    const float *output = nullptr;
+    alignas(64) float folded[MAX_HEAD_DIM];
 
-    void add(float other_max, float other_sum, const float *other_output, int stride) {
-        const Fold factors(fill(max), fill(other_max));
+    void add(const Partial &other, int stride) {
+        if (max == MINUS_INFINITY) {
+            max = other.max, sum = other.sum, output = other.output;
+            return;
+        }
+        const Fold factors(fill(max), fill(other.max));
         max = factors.max[0];
-        sum = fold(fill(sum), factors.first, fill(other_sum), factors.second)[0];
+        sum = fold(fill(sum), factors.first, fill(other.sum), factors.second)[0];
         for (int d = 0; d < stride; d += LANES)
-            at(output + d) = fold(at(output + d), factors.first, at(other_output + d), factors.second);
+            at(folded + d) = fold(at(output + d), factors.first, at(other.output + d), factors.second);
+        output = folded;
     }
 };
 
@@ -568,18 +600,25 @@ struct State {
 void merge(const Step &step, int64_t row) {
     const int64_t num_rows = step.num_tokens * step.num_query_heads, head_dim = step.head_dim;
     const int stride = padded(head_dim);
-    State total, segment;
+    Partial total, segment, next;
     int32_t current = 0;
+    const auto close_segment = [&] {
+        if (segment.max == MINUS_INFINITY) return;
+        total.add(segment, stride);
+        if (total.output == segment.folded) {  // its memory is about to be used again
+            std::memcpy(total.folded, segment.folded, stride * sizeof(float));
+            total.output = total.folded;
+        }
+        segment.max = MINUS_INFINITY;
+    };
     for (int64_t i = row; i < step.num_levels * num_rows; i += num_rows) {
         if (step.partial_max[i] == MINUS_INFINITY) continue;
-        if (step.partial_segment[i] != current) {
-            total.add(segment.max, segment.sum, segment.output, stride);
-            segment = State();
-            current = step.partial_segment[i];
-        }
-        segment.add(step.partial_max[i], step.partial_sum[i], step.partial_output + i * stride, stride);
+        if (step.partial_segment[i] != current) close_segment();
+        current = step.partial_segment[i];
+        next.max = step.partial_max[i], next.sum = step.partial_sum[i], next.output = step.partial_output + i * stride;
+        segment.add(next, stride);
     }
-    total.add(segment.max, segment.sum, segment.output, stride);
+    close_segment();
     const int64_t kv_head = row % step.num_query_heads / (step.num_query_heads / step.num_kv_heads);
     const float *fixed = fixed_scale(step, step.values, kv_head);
     float *output = step.output + row * head_dim;
