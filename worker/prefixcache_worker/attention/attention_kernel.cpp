@@ -168,38 +168,83 @@ namespace {
 
 inline int padded(int64_t head_dim) { return (head_dim + LANES - 1) / LANES * LANES; }
 
-inline float float_of_half(uint16_t half) {  // exact, subnormals and all
-    const uint32_t sign = uint32_t(half & 0x8000) << 16, magnitude = uint32_t(half & 0x7fff) << 13;
-    float scaled;
-    std::memcpy(&scaled, &magnitude, 4);
-    scaled *= 0x1p112f;
-    uint32_t bits;
-    std::memcpy(&bits, &scaled, 4);
-    bits |= sign | ((half & 0x7c00) == 0x7c00 ? 0x7f800000 : 0);
-    std::memcpy(&scaled, &bits, 4);
-    return scaled;
+constexpr int BITS[] = {32, 16, 16, 8, 4};  // of an element, by format
+
+typedef uint16_t HalfVec __attribute__((vector_size(LANES * 2), aligned(1), may_alias));
+typedef int8_t ByteVec __attribute__((vector_size(LANES), aligned(1), may_alias));
+
+// Exact, subnormals, infinities and NaN included.
+inline Vec float_of_half(HalfVec half) {
+#if defined(__AVX512F__)
+    return _mm512_cvtph_ps(reinterpret_cast<__m256i>(half));
+#elif defined(__F16C__)
+    return _mm256_cvtph_ps(reinterpret_cast<__m128i>(half));
+#else
+    const IntVec bits = __builtin_convertvector(half, IntVec);
+    const Vec magnitude = reinterpret_cast<Vec>((bits & 0x7fff) << 13) * 0x1p112f;
+    const IntVec infinite = (bits & 0x7c00) == 0x7c00 ? IntVec{} + 0x7f800000 : IntVec{};
+    return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(magnitude) | infinite | (bits & 0x8000) << 16);
+#endif
 }
 
-inline float float_of_bfloat(uint16_t bfloat) {
-    const uint32_t bits = uint32_t(bfloat) << 16;
-    float result;
-    std::memcpy(&result, &bits, 4);
-    return result;
+inline float float_of_half(uint16_t half) {
+#if defined(__F16C__)
+    return _cvtsh_ss(half);
+#else
+    return float_of_half(HalfVec{half})[0];
+#endif
 }
 
-void widen(int64_t format, const char *row, int head_dim, float *result) {
-    const auto halves = reinterpret_cast<const uint16_t *>(row);
-    const auto bytes = reinterpret_cast<const int8_t *>(row);
+inline Vec float_of_int(ByteVec bytes) {
+#if defined(__AVX512F__)
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(reinterpret_cast<__m128i>(bytes)));
+#elif defined(__AVX2__)
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(&bytes))));
+#else
+    return __builtin_convertvector(bytes, Vec);
+#endif
+}
+
+// The LANES elements of a row from `first` on.
+template <int64_t FORMAT>
+inline Vec widen(const char *row, int first) {
+    if constexpr (FORMAT == FLOAT32) return load(reinterpret_cast<const float *>(row) + first);
+    if constexpr (FORMAT == FLOAT16) return float_of_half(*reinterpret_cast<const HalfVec *>(row + 2 * first));
+    if constexpr (FORMAT == BFLOAT16) {
+        const auto halves = *reinterpret_cast<const HalfVec *>(row + 2 * first);
+        return reinterpret_cast<Vec>(__builtin_convertvector(halves, IntVec) << 16);
+    }
+    if constexpr (FORMAT == INT8) return float_of_int(*reinterpret_cast<const ByteVec *>(row + first));
+    IntVec nibbles, shift;  // element i is in the i-th lowest four bits
+    for (int l = 0; l < LANES; ++l) {
+        int32_t word = 0;
+        std::memcpy(&word, row + first / 2 + l / 8 * 4, LANES < 8 ? LANES / 2 : 4);
+        nibbles[l] = word;
+        shift[l] = l % 8 * 4;
+    }
+    return __builtin_convertvector((nibbles >> shift) & 15, Vec) - 8.0f;
+}
+
+// A row as floats, with zeros up to padded(head_dim) behind it.
+template <int64_t FORMAT>
+void widen_row(const char *row, int head_dim, float *result) {
+    int d = 0;
+    for (; d + LANES <= head_dim; d += LANES) at(result + d) = widen<FORMAT>(row, d);
+    if (d == head_dim) return;
+    constexpr int bits = BITS[FORMAT];
+    char rest[LANES * 4] = {};
+    std::memcpy(rest, row + d * bits / 8, (head_dim - d) * bits / 8);
+    at(result + d) = widen<FORMAT>(rest, 0);
+    for (; head_dim % LANES; ++head_dim) result[head_dim] = 0.0f;
+}
+
+void widen_row(int64_t format, const char *row, int head_dim, float *result) {
     switch (format) {
-    case FLOAT32: std::memcpy(result, row, head_dim * sizeof(float)); break;
-    case FLOAT16: for (int d = 0; d < head_dim; ++d) result[d] = float_of_half(halves[d]); break;
-    case BFLOAT16: for (int d = 0; d < head_dim; ++d) result[d] = float_of_bfloat(halves[d]); break;
-    case INT8: for (int d = 0; d < head_dim; ++d) result[d] = bytes[d]; break;
-    case INT4:
-        for (int d = 0; d < head_dim / 2; ++d) {
-            result[2 * d] = (row[d] & 15) - 8;
-            result[2 * d + 1] = (row[d] >> 4 & 15) - 8;
-        }
+    case FLOAT32: return widen_row<FLOAT32>(row, head_dim, result);
+    case FLOAT16: return widen_row<FLOAT16>(row, head_dim, result);
+    case BFLOAT16: return widen_row<BFLOAT16>(row, head_dim, result);
+    case INT8: return widen_row<INT8>(row, head_dim, result);
+    case INT4: return widen_row<INT4>(row, head_dim, result);
     }
 }
 
@@ -268,20 +313,22 @@ struct Work {
                    float *buffer) const {
         const int stride = padded(head_dim);
         in_place &= pool.format == FLOAT32;
+        const int num_bytes = head_dim * BITS[pool.format] / 8;
         Slots slots(*this, position);
         for (int j = 0; j < num_rows; ++j) {
             const int64_t slot = slots.next();
-            const char *source = pool.rows.at(step.layer, slot, kv_head);
-            if (in_place) {
-                rows[j] = reinterpret_cast<const float *>(source);
-            } else {
-                rows[j] = buffer + j * stride;
-                widen(pool.format, source, head_dim, buffer + j * stride);
-                for (int d = head_dim; d < stride; ++d) buffer[j * stride + d] = 0.0f;
-            }
+            const char *row = pool.rows.at(step.layer, slot, kv_head);
+            rows[j] = reinterpret_cast<const float *>(row);
+            // Many loads that nothing waits for: the rows come in while others are still on their way.
+            if (!in_place)
+                for (int byte = 0; byte < num_bytes; byte += 64) (void)*static_cast<const volatile char *>(row + byte);
             if (pool.scales.data)
-                scales[j] = float_of_half(
-                    *reinterpret_cast<const uint16_t *>(pool.scales.at(step.layer, slot, kv_head)));
+                scales[j] = float_of_half(*reinterpret_cast<const uint16_t *>(pool.scales.at(step.layer, slot, kv_head)));
+        }
+        if (in_place) return;
+        for (int j = 0; j < num_rows; ++j) {
+            widen_row(pool.format, reinterpret_cast<const char *>(rows[j]), head_dim, buffer + j * stride);
+            rows[j] = buffer + j * stride;
         }
     }
 
