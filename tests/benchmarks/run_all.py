@@ -25,7 +25,7 @@ RESULTS = HERE.parents[1] / "build" / "bench"
 PAGE = HERE.parents[1] / "docs" / "performance.md"
 PICTURE = HERE.parents[1] / "docs" / "schemes.png"
 README = HERE.parents[1] / "README.md"
-README_BENCHMARKS = ("main_job", "peers", "shared_reads")
+README_BENCHMARKS = ("main_job", "peers", "decode")
 README_MARKS = ("<!-- measured: made by make bench -->", "<!-- end of measured -->")
 
 
@@ -40,8 +40,8 @@ class Benchmark(NamedTuple):
 BENCHMARKS = {
     "main_job": Benchmark("The main job"),
     "peers": Benchmark("Beside vLLM on the same machine", ' --vllm "PYTHON peer_vllm.py MODEL_DIR"'),
-    "shared_reads": Benchmark("What reading a shared run once is worth"),
     "linears": Benchmark("Products with the weights"),
+    "decode": Benchmark("Decode steps and the machine's limits"),
     "hit_equality": Benchmark("A hit changes nothing"),
     "model_equality": Benchmark("The model is the model"),
     "quality": Benchmark("What smaller formats cost"),
