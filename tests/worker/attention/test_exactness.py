@@ -182,3 +182,15 @@ def test_any_step_gives_the_bits_of_decoding_alone(lengths, num_shared, block_si
     plain = last_outputs(texts, num_tokens, setting, share=False)
     one_by_one = each_alone(texts, [min(count, 2) for count in num_tokens], setting)
     assert_same_bits({i: output[-2:] for i, output in plain.items()}, one_by_one)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_the_number_of_threads_changes_no_bit(num_threads):
+    setting, count = Setting(SHAPE), torch.get_num_threads()
+    texts = make_texts(SHAPE, [600, 650], 512)
+    expected = each_alone(texts, [1, 1], setting)
+    try:
+        torch.set_num_threads(num_threads)
+        assert_same_bits(last_outputs(texts, [1, 1], setting, num_shared=512), expected)
+    finally:
+        torch.set_num_threads(count)
