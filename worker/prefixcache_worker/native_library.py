@@ -53,7 +53,9 @@ def _fingerprint(source: Path, compiler: str) -> str:
         (line for line in lines if line.startswith(("flags", "Features"))), lines[0] if lines else ""
     )
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
-    parts = (source.read_text(), version, features, *FLAGS)
+    headers = sorted(source.parent.glob("*.h"))  # whether or not it includes them
+    texts = [path.read_text() for path in (source, *headers)]
+    parts = (*texts, version, features, *FLAGS)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
