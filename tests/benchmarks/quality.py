@@ -1,8 +1,8 @@
-"""What smaller formats cost in quality: KV rows against fp32 rows, on the default model.
+"""What smaller formats cost in quality, of KV rows and of weights: each against fp32, on the default model.
 
 Logits are compared token by token over the same text, greedy answers token by token from the same prompts.
 
-Usage: quality.py [--data FOLDER_WITH_PROMPTS_CSV] [--prompts 50] [--json FILE]
+Usage: quality.py [--data FOLDER_WITH_PROMPTS_CSV] [--prompts 50] [--weights bf16 int8] [--json FILE]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 import torch
 from report import Row, print_rows
@@ -35,6 +36,7 @@ from prefixcache_worker.engine.request import Delta, Request, SamplingParams, St
 from prefixcache_worker.model.loader import LoadedModel, load_model
 from prefixcache_worker.model.model import Model
 from prefixcache_worker.model.tokenizer import Tokenizer
+from prefixcache_worker.model.weight_format import WeightFormat
 
 MAX_PROMPT_TOKENS = 96
 NUM_OUTPUT_TOKENS = 32
@@ -42,6 +44,8 @@ NUM_SCORED_TEXTS = 6
 """So many prompts, with their answers, are scored token by token: logits of a token are 49,152 numbers."""
 MAX_RATIO_TO_FP16 = {KvDtype.INT8: 0.52, KvDtype.INT4: 0.27}
 MIN_COSINE = {KvFormat(KvDtype.INT8, KvScales.TOKEN_HEAD): 0.999}
+WEIGHT_FORMATS = get_args(WeightFormat)[1:]
+"""All but fp32."""
 
 SENTENCES = (
     "A passenger may change a booking up to a day before departure, and pays a fee of twenty euros.",
@@ -177,11 +181,14 @@ def agreement_row(name: str, answers: list[list[int]], expected: list[list[int]]
     )
 
 
-def kv_rows(loaded: LoadedModel, prompts: list[list[int]]) -> list[Row]:
+def kv_rows(
+    loaded: LoadedModel,
+    prompts: list[list[int]],
+    expected: list[list[int]],  # answers of fp32
+    texts: list[list[int]],
+) -> list[Row]:
     model = loaded.model
     text_ids = loaded.tokenizer.encode(CALIBRATION_TEXT, add_special=True)
-    expected = answer(model, FP32, NO_FIXED_SCALES, prompts)
-    texts = [[*prompt, *tokens] for prompt, tokens in zip(prompts, expected, strict=True)][:NUM_SCORED_TEXTS]
     formats = {kv_format: calibrate(model, kv_format, text_ids=text_ids) for kv_format in FORMATS[1:]}
     kinds = {"": ("keys", "values"), ", keys alone": ("keys",), ", values alone": ("values",)}
     variants: dict[str, Model] = {
@@ -201,15 +208,36 @@ def kv_rows(loaded: LoadedModel, prompts: list[list[int]]) -> list[Row]:
     return rows
 
 
+def weight_rows(
+    model: Model,
+    weight_formats: Sequence[WeightFormat],
+    prompts: list[list[int]],
+    expected: list[list[int]],  # answers of fp32
+    texts: list[list[int]],
+) -> list[Row]:
+    rows = []
+    for weight_format in track(weight_formats, "weights", transient=True):
+        name = f"weights {weight_format}"
+        variant = load_model(None, weight_format=weight_format).model
+        rows.append(cosine_row(name, logit_errors(model, {name: variant}, texts)[name]))
+        rows.append(agreement_row(name, answer(variant, FP32, NO_FIXED_SCALES, prompts), expected))
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data")
     parser.add_argument("--prompts", type=int, default=50)
+    parser.add_argument("--weights", nargs="*", choices=WEIGHT_FORMATS, default=WEIGHT_FORMATS)
     parser.add_argument("--json")
     args = parser.parse_args()
     loaded = load_model(None)
     prompts = read_prompts(args.data, args.prompts, loaded.tokenizer)
-    print_rows(kv_rows(loaded, prompts), args.json)
+    expected = answer(loaded.model, FP32, NO_FIXED_SCALES, prompts)
+    texts = [[*prompt, *tokens] for prompt, tokens in zip(prompts, expected, strict=True)][:NUM_SCORED_TEXTS]
+    rows = kv_rows(loaded, prompts, expected, texts)
+    rows += weight_rows(loaded.model, args.weights, prompts, expected, texts)
+    print_rows(rows, args.json)
 
 
 if __name__ == "__main__":
