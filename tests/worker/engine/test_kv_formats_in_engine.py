@@ -15,6 +15,7 @@ from support.tiny_model import tiny_decoder
 from prefixcache_worker.attention.calibration import calibrate
 from prefixcache_worker.attention.kv_format import KvDtype, KvFormat, KvScales
 from prefixcache_worker.attention.kv_store import NO_FIXED_SCALES
+from prefixcache_worker.model.linear import products_are_batch_invariant
 from prefixcache_worker.model.model import AttentionWindow
 
 FP16 = KvFormat(KvDtype.FP16)
@@ -85,6 +86,33 @@ def test_b28_the_same_query_again_gets_the_same_answer(kv_format):
     assert len(set(digests)) == 1
     for logits in first_logits:
         torch.testing.assert_close(logits, first_logits[0], atol=1e-3, rtol=0)
+
+
+@by_format
+def test_what_is_cached_and_how_a_prompt_is_cut_change_no_bit(kv_format):
+    """Where the kernels can be built: they sum each row in one order, and a row's codes are its own."""
+
+    def logits_of(hand):
+        hand.model.clear()
+        hand.generate(prompt, 4)
+        return torch.cat([logits for logits in hand.model.logits if len(logits)])
+
+    def new_hand(**settings):
+        model = RecordingModel(reference_model())
+        return HandEngine(model=model, kv_format=kv_format, backend="auto", **settings)
+
+    prompt = stream("a", 150)
+    hand = new_hand()
+    cold = logits_of(hand)
+    variants = {"warm": logits_of(hand)}
+    for chunk in (7, 64):
+        hand = new_hand(max_batch_tokens=chunk)
+        hand.generate(stream("a", 90) + stream("b", 20))
+        variants[f"a hit of 90 rows, chunks of {chunk}"] = logits_of(hand)
+    variants["blocks of 32"] = logits_of(new_hand(block_size=32))
+    tolerance = 0 if products_are_batch_invariant() else 1e-3
+    for name, logits in variants.items():
+        assert (logits - cold).abs().max() <= tolerance, name
 
 
 @pytest.mark.parametrize("kv_format", [FP16, INT8, INT4], ids=["fp16", "int8", "int4"])
