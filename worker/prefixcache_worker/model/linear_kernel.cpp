@@ -40,8 +40,8 @@ inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1)
 // Loops over a tile's sums are unrolled completely: only then do the sums live in registers.
 #define UNROLLED _Pragma("GCC unroll 16")
 
-// A format says how wide a step of the panel is, what becomes of a row before its products (`prepare`), and what
-// a tile of up to MAX_ROWS prepared rows does with a panel: sums[m][n] = product of row m with feature n.
+// A format says how many inputs a step of the panel takes (STEP), what becomes of a row before its products
+// (`prepare`), and what a tile of up to MAX_ROWS such rows does with a panel: sums[m][n] = row m times feature n.
 
 // The tile of a format whose sums are float32: one `multiply_add` for each step, feature and row.
 template <class Format, int ROWS>

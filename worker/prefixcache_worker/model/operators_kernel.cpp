@@ -52,8 +52,8 @@ void gate(const float *gate_up, float *__restrict outputs, int64_t num_rows, int
 
 }  // namespace
 
-extern "C" void rms_norm(const float *inputs, const float *weight, float *__restrict outputs, int64_t num_rows, int64_t size,
-                         float eps, int64_t num_threads) {
+extern "C" void rms_norm(const float *inputs, const float *weight, float *__restrict outputs, int64_t num_rows,
+                         int64_t size, float eps, int64_t num_threads) {
 #pragma omp parallel for schedule(static) num_threads(num_threads) \
     if (num_rows * size > ELEMENTS_WORTH_A_THREAD)
     for (int64_t m = 0; m < num_rows; ++m) {
@@ -70,8 +70,9 @@ extern "C" void rms_norm(const float *inputs, const float *weight, float *__rest
 }
 
 // heads: rows of [num_heads][2 * half], `row_stride` floats apart; cos and sin: [num_rows][half]
-extern "C" void rotate(const float *heads, int64_t row_stride, const float *cos, const float *sin, float *__restrict outputs,
-                       int64_t num_rows, int64_t num_heads, int64_t half, int64_t num_threads) {
+extern "C" void rotate(const float *heads, int64_t row_stride, const float *cos, const float *sin,
+                       float *__restrict outputs, int64_t num_rows, int64_t num_heads, int64_t half,
+                       int64_t num_threads) {
 #pragma omp parallel for schedule(static) num_threads(num_threads) \
     if (num_rows * num_heads * half > ELEMENTS_WORTH_A_THREAD)
     for (int64_t m = 0; m < num_rows; ++m) {
