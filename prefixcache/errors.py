@@ -23,6 +23,11 @@ class OutOfBlocksError(PrefixCacheError):
         self.num_free = num_free
         self.num_idle = num_idle
 
+    @property
+    def num_missing(self) -> int:
+        """Blocks that others would have to give up."""
+        return self.num_needed - self.num_free - self.num_idle
+
 
 class DoubleFreeError(PrefixCacheError):
     """A block was released more often than it was retained."""
@@ -72,6 +77,11 @@ class QuotaExceededError(PrefixCacheError):
         self.ceiling_blocks = ceiling_blocks
         self.num_held = num_held
         self.num_idle = num_idle
+
+    @property
+    def num_missing(self) -> int:
+        """Blocks that the tenant's own sequences would have to give up."""
+        return self.num_held + self.num_needed - self.ceiling_blocks - self.num_idle
 
 
 class NotCachedError(PrefixCacheError):

@@ -196,6 +196,10 @@ class RequestStats:
     failed: int
     """Ended by an error of the worker."""
     peak_running: int
+    promoted: int
+    """Overtaken so often that they went before everything that came later; each choice counts."""
+    followed: int
+    """Times that a prompt waited for another one that began the same, and was not computed twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,6 +56,8 @@ class GenerateOptions(TypedDict, total=False):
     """The same for the tokens of the prompt, which are all computed then."""
     n: int
     """How many independent answers, 1 to 64. They share the prompt's KV. Default 1."""
+    priority: int
+    """Higher ones go first, and running ones of a lower priority give way to them; -100 to 100. Default 0."""
     use_cache: bool
     """False: compute everything and leave nothing in the cache. Default True."""
     public_tokens: int
@@ -81,7 +83,7 @@ def generate_request(prompt: Prompt, **options: Unpack[GenerateOptions]) -> pb.G
         raise ValueError("public_tokens and public_messages exclude each other: give one of them")
     request = pb.GenerateRequest()
     _set_prompt(request, prompt)
-    _set_given(request, given, "request_id", "n", "logprobs", "prompt_logprobs")
+    _set_given(request, given, "request_id", "n", "priority", "logprobs", "prompt_logprobs")
     _set_given(request.sampling, given, "temperature", "top_p", "top_k", "min_p", "seed")
     _set_given(request.sampling, given, "repetition_penalty", "presence_penalty", "frequency_penalty")
     with _naming("logit_bias"):

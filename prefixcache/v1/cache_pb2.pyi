@@ -59,7 +59,7 @@ class TokenStats(_message.Message):
     def __init__(self, prompt: _Optional[int] = ..., cached: _Optional[int] = ..., computed: _Optional[int] = ..., generated: _Optional[int] = ..., kv_rows_read: _Optional[int] = ..., kv_rows_unshared: _Optional[int] = ...) -> None: ...
 
 class RequestStats(_message.Message):
-    __slots__ = ("waiting", "running", "finished", "cancelled", "preemptions", "steps", "failed", "peak_running")
+    __slots__ = ("waiting", "running", "finished", "cancelled", "preemptions", "steps", "failed", "peak_running", "promoted", "followed")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,8 @@ class RequestStats(_message.Message):
     STEPS_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     PEAK_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    PROMOTED_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWED_FIELD_NUMBER: _ClassVar[int]
     waiting: int
     running: int
     finished: int
@@ -76,7 +78,9 @@ class RequestStats(_message.Message):
     steps: int
     failed: int
     peak_running: int
-    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., finished: _Optional[int] = ..., cancelled: _Optional[int] = ..., preemptions: _Optional[int] = ..., steps: _Optional[int] = ..., failed: _Optional[int] = ..., peak_running: _Optional[int] = ...) -> None: ...
+    promoted: int
+    followed: int
+    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., finished: _Optional[int] = ..., cancelled: _Optional[int] = ..., preemptions: _Optional[int] = ..., steps: _Optional[int] = ..., failed: _Optional[int] = ..., peak_running: _Optional[int] = ..., promoted: _Optional[int] = ..., followed: _Optional[int] = ...) -> None: ...
 
 class GetStatsResponse(_message.Message):
     __slots__ = ("blocks", "tokens", "requests")

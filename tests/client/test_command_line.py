@@ -49,6 +49,7 @@ class TestGenerate:
     def test_every_flag_reaches_its_field(self, run: Run, worker: FakeWorker) -> None:
         run(
             *("generate", "hi", "--system", "Be kind.", "--public-system", "--salt", "s", "--tenant", "acme"),
+            *("--priority", "-7"),
             *("--max-tokens", "7", "--stop", "END", "--stop", "\n", "--ignore-eos", "--no-cache"),
             *("--stop-token-id", "9", "--stop-token-id", "0", "--include-stop", "--min-tokens", "3"),
             *("--min-p", "0.5", "--repetition-penalty", "1.5", "--presence-penalty", "-0.5"),
@@ -79,6 +80,7 @@ class TestGenerate:
             frequency_penalty=0.25,
             logit_bias={5: -1.5, 6: 100},
         )
+        assert request.priority == -7
         assert worker.tenants == ["acme"]
 
     def test_log_probabilities_are_asked_for_with_json_only(

@@ -40,6 +40,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "prompt_logprobs": st.integers(0, 2**32 - 1),
     "ignore_eos": st.booleans(),
     "n": st.integers(0, 2**32 - 1),
+    "priority": st.integers(-(2**31), 2**31 - 1),
     "public_tokens": st.integers(0, 2**32 - 1),
     "salt": st.text(min_size=1),
 }

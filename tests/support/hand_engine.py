@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 
 import torch
 from support.dense_attention import dense_greedy
 from support.tiny_model import tiny_decoder
 
-from prefixcache import CacheHandle, Namespace
+from prefixcache import CacheHandle, Namespace, TenantQuota
 from prefixcache_worker.attention.approximation import EXACT, Approximation
 from prefixcache_worker.attention.backend import choose_backend
 from prefixcache_worker.attention.calibration import calibrate
@@ -47,7 +47,12 @@ def reference_model() -> Model:
 
 def reference(prompt: list[int], num_tokens: int) -> list[int]:
     """Greedy answer of the same model with plain attention: no engine, no pool, no cache."""
-    return dense_greedy(reference_model(), prompt, num_tokens)
+    return list(_reference(tuple(prompt), num_tokens))
+
+
+@cache
+def _reference(prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
+    return tuple(dense_greedy(reference_model(), list(prompt), num_tokens))
 
 
 class HandEngine:
@@ -70,6 +75,7 @@ class HandEngine:
         backend: str = "torch",
         scheme: str = "shared",
         approximation: Approximation = EXACT,
+        quotas: Mapping[str, TenantQuota] | None = None,
         **limits: int,
     ) -> None:
         self.model = model or reference_model()
@@ -90,6 +96,8 @@ class HandEngine:
             max_total_tokens=config.context_length,
             on_free=lambda block_ids: self.store.fill_blocks(block_ids, poison),
         )
+        for tenant, quota in (quotas or {}).items():
+            self.cache.set_quota(tenant, quota)
         self.engine = Engine(
             model=self.model,
             cache=self.cache,
@@ -124,6 +132,7 @@ class HandEngine:
         prompt_logprobs: int | None = None,
         public: int = 0,
         use_cache: bool = True,
+        priority: int = 0,
     ) -> str:
         self._num_requests += 1
         request_id = request_id or f"r{self._num_requests}"
@@ -146,6 +155,7 @@ class HandEngine:
                 use_cache=use_cache,
                 num_logprobs=logprobs,
                 num_prompt_logprobs=prompt_logprobs,
+                priority=priority,
             ),
         )
         self.deltas[request_id] = []
@@ -156,7 +166,7 @@ class HandEngine:
         outputs = self.engine.step()
         self.engine.check()
         for request_id, event in outputs:
-            assert request_id not in self.completions, "an event after the last one"
+            assert request_id not in self.completions | self.failures, "an event after the last one"
             match event:
                 case PromptLogprobs(logprobs):
                     assert not self.deltas[request_id], "the prompt comes first"

@@ -42,6 +42,8 @@ class WorkerConfig:
     max_running: int = 64
     max_waiting: int = 256
     """So many requests are taken beyond `max_running`, whether they run or wait; more are refused."""
+    max_waiting_tokens: int | None = None
+    max_overtakes: int = 256
     context_length: int | None = None
     window: int | None = None
     window_sinks: int | None = None
@@ -161,6 +163,10 @@ SETTINGS = (
             "sequences that run at the same time"),
     Setting("max_waiting", int, _at_least(1), _POSITIVE,
             "requests that are taken beyond --max-running, to wait; more are refused"),
+    Setting("max_waiting_tokens", int, _at_least(1), _POSITIVE,
+            "prompt tokens that are taken to wait; a prompt that makes them more is refused, unless alone"),
+    Setting("max_overtakes", int, _at_least(0), "a whole number of at least 0",
+            "later requests that may go before a waiting one, by priority, fairness or what is cached"),
     Setting("context_length", int, _at_least(2), "a whole number of at least 2",
             "most tokens of prompt and answer together; without it the model's own limit"),
     Setting("window", int, _at_least(1), _POSITIVE,

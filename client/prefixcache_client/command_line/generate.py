@@ -33,6 +33,9 @@ def add_parser(subparsers: Subparsers) -> None:
         help="answer the prompt as a chat turn under this system text",
     )
     parser.add_argument("--n", type=common.positive_int, default=1, help="how many answers (default: 1)")
+    parser.add_argument(
+        "--priority", type=int, help="higher ones go first, -100 to 100 (default: the worker's, which is 0)"
+    )
     parser.add_argument("--ignore-eos", action="store_true", help="go on past the end-of-text token")
     parser.add_argument("--no-cache", action="store_true", help="compute everything and leave nothing behind")
     public = parser.add_mutually_exclusive_group()
@@ -87,6 +90,8 @@ def _options(arguments: argparse.Namespace) -> GenerateOptions:
     options["ignore_eos"] = arguments.ignore_eos
     options["logprobs"] = arguments.logprobs
     options["prompt_logprobs"] = arguments.prompt_logprobs
+    if arguments.priority is not None:
+        options["priority"] = arguments.priority
     options["use_cache"] = not arguments.no_cache
     if arguments.public_tokens is not None:
         options["public_tokens"] = arguments.public_tokens

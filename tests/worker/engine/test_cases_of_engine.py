@@ -5,9 +5,9 @@ import torch
 from support.hand_engine import HandEngine, reference, reference_model, stream
 from support.recording_model import RecordingModel
 
+from prefixcache_worker.engine import scheduler
 from prefixcache_worker.engine.engine import Engine
 from prefixcache_worker.engine.request import FinishReason
-from prefixcache_worker.engine.scheduler import Scheduler
 from prefixcache_worker.errors import InvalidRequestError
 
 
@@ -17,7 +17,7 @@ def test_b01_blocks_of_live_tables_are_never_free(monkeypatch):
     Without single flight, which would make the second wait. 14 blocks: 4 of the prefix, a tail for
     each of the first two, and 8 for the third.
     """
-    monkeypatch.setattr(Scheduler, "_is_being_computed", lambda scheduler, sequence: False)
+    monkeypatch.setattr(scheduler, "find_flight", lambda cache, sequence, running: None)
     hand = HandEngine(num_blocks=14)
     a, b = stream("a", 64) + stream("b", 5), stream("a", 64) + stream("c", 5)
     first, second = hand.add(a, 40), hand.add(b, 40)

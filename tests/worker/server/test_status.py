@@ -9,6 +9,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
+from prefixcache import NotPublisherError, OutOfBlocksError, QuotaExceededError
 from prefixcache_worker.errors import (
     DuplicateRequestError,
     EngineStoppedError,
@@ -35,6 +36,17 @@ def details_of(error: Exception) -> dict[str, object]:
         (InvalidRequestError("n", "0 is bad"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
         (DuplicateRequestError("twice"), grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST"),
         (QueueFullError("full"), grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
+        (
+            OutOfBlocksError(num_needed=3, num_free=1, num_idle=1),
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "OUT_OF_BLOCKS",
+        ),
+        (
+            QuotaExceededError(tenant="t", num_needed=3, ceiling_blocks=4, num_held=4, num_idle=0),
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "QUOTA_EXCEEDED",
+        ),
+        (NotPublisherError("no"), grpc.StatusCode.PERMISSION_DENIED, "NOT_PUBLISHER"),
         (EngineStoppedError("stopping"), grpc.StatusCode.UNAVAILABLE, "ENGINE_STOPPED"),
     ],
 )

@@ -87,6 +87,7 @@ def test_every_field_arrives():
             n=64,
             logprobs=0,
             prompt_logprobs=20,
+            priority=-100,
             cache=pb.CacheOptions(mode=pb.CacheOptions.MODE_OFF, public_tokens=2, salt="s"),
         )
     )
@@ -119,6 +120,7 @@ def test_every_field_arrives():
         num_choices=64,
         num_public_tokens=2,
         use_cache=False,
+        priority=-100,
     )
 
 
@@ -126,6 +128,8 @@ def test_every_field_arrives():
     ("message", "field_name", "description"),
     [
         (pb.GenerateRequest(), "prompt", "is missing; set text, token_ids or chat"),
+        (with_ids(priority=101), "priority", "101 is not in -100 to 100"),
+        (with_ids(priority=-101), "priority", "-101 is not in -100 to 100"),
         (pb.GenerateRequest(text=""), "text", "has no tokens"),
         (pb.GenerateRequest(token_ids=pb.TokenIds()), "token_ids", "has no tokens"),
         (chat(), "chat.messages", "has 0 messages"),
@@ -280,6 +284,7 @@ PROMPTS = st.one_of(
 FIELDS = optional(
     request_id=st.text(max_size=300),
     n=st.integers(0, 2**32 - 1) | st.integers(0, 70),
+    priority=st.integers(-(2**31), 2**31 - 1) | st.integers(-110, 110),
     sampling=st.builds(
         lambda fields: pb.SamplingParams(**fields),
         optional(
@@ -347,6 +352,7 @@ def test_any_message_becomes_a_sound_request_or_an_invalid_request_error(
     assert (request.num_logprobs or 0) <= 20
     assert (request.num_prompt_logprobs or 0) <= 20
     assert 1 <= request.num_choices <= 64
+    assert -100 <= request.priority <= 100
     assert 0 <= request.num_public_tokens <= len(request.prompt_token_ids)
 
 
@@ -356,3 +362,21 @@ def test_detokenize_takes_no_more_ids_than_the_context():
     assert token_ids_from_detokenize(pb.DetokenizeRequest(token_ids=most), model=MODEL) == most
     with pytest.raises(InvalidRequestError, match=f"has {MODEL.context_length + 1} ids; at most"):
         token_ids_from_detokenize(pb.DetokenizeRequest(token_ids=[*most, 1]), model=MODEL)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.binary(max_size=20), st.integers(100, 2**29 - 1))
+def test_b62_fields_that_nobody_knows_change_nothing(content: bytes, number: int):
+    """Whatever a client adds under a number of its own, nothing behind the message sees it."""
+    message = with_ids(request_id="mine")
+    unknown = pb.GenerateRequest.FromString(message.SerializeToString() + length_delimited(number, content))
+    assert checked(unknown) == checked(message)
+
+
+def length_delimited(number: int, content: bytes) -> bytes:
+    """A field of a message on the wire: its key as a varint, then a length and so many bytes."""
+    key, encoded = number << 3 | 2, bytearray()
+    while key > 127:
+        encoded.append(key & 127 | 128)
+        key >>= 7
+    return bytes([*encoded, key, len(content)]) + content

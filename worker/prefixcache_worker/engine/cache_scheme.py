@@ -16,6 +16,10 @@ class SequenceHandle(Protocol):
     @property
     def block_table(self) -> Sequence[BlockId]: ...
     @property
+    def held_blocks(self) -> Sequence[BlockId]:
+        """What is given back when it is released, as far as nobody else holds it."""
+
+    @property
     def num_tokens(self) -> int: ...
     @property
     def num_cached_tokens(self) -> int: ...

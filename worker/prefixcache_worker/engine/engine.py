@@ -32,7 +32,7 @@ from prefixcache_worker.engine.request import (
     Usage,
 )
 from prefixcache_worker.engine.sampler import sample, take_rows
-from prefixcache_worker.engine.scheduler import Scheduler
+from prefixcache_worker.engine.scheduler import Refusal, Scheduler
 from prefixcache_worker.engine.sequence import Sequence
 from prefixcache_worker.engine.stats import BlockStats, EngineStats, RequestStats, TokenStats
 from prefixcache_worker.errors import InvalidRequestError
@@ -49,6 +49,8 @@ class EngineConfig:
     """Most tokens of one step, prefill and decode together."""
     max_running: int = 64
     """Most sequences that run at once; each choice of a request is one."""
+    max_overtakes: int = 256
+    """Admissions of later requests after which a waiting one goes before all that came later."""
     context_length: int = 8192
     """Most tokens of a sequence, prompt and output together."""
     approximation: Approximation = EXACT
@@ -117,7 +119,10 @@ class Engine:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._clock = clock
         self._scheduler = Scheduler(
-            cache, max_batch_tokens=config.max_batch_tokens, max_running=config.max_running
+            cache,
+            max_batch_tokens=config.max_batch_tokens,
+            max_running=config.max_running,
+            max_overtakes=config.max_overtakes,
         )
         self._answers: dict[Hashable, _Answer] = {}
         self._counters = _Counters()
@@ -179,9 +184,16 @@ class Engine:
     def step(self) -> list[Output]:
         """Run the next tokens of as many sequences as fit, and say what came of it.
 
-        If the model fails, the requests of this step fail, and the others go on.
+        If the model fails, the requests of this step fail, and the others go on. A request for which
+        there is no room whoever gives way fails alone: with OutOfBlocksError, or QuotaExceededError at
+        its tenant's ceiling; with NotPublisherError if it may not declare tokens public.
         """
-        scheduled = self._scheduler.schedule()
+        schedule = self._scheduler.schedule()
+        outputs = self._refuse(schedule.refusals)
+        return outputs + self._run([span for span in schedule.spans if span.sequence.key in self._answers])
+
+    def _run(self, scheduled: list[ScheduledSpan]) -> list[Output]:
+        """The step itself: copies, one forward, and what follows from it."""
         if not scheduled:
             return []
         self._counters.steps += 1
@@ -244,6 +256,8 @@ class Engine:
                 cancelled=counters.cancelled,
                 failed=counters.failed,
                 preemptions=self._scheduler.num_preemptions,
+                promoted=self._scheduler.waiting.num_promoted,
+                followed=self._scheduler.waiting.num_parked,
                 steps=counters.steps,
                 peak_running=counters.peak_running,
             ),
@@ -406,6 +420,14 @@ class Engine:
                 total_seconds=now - answer.arrived,
             ),
         )
+
+    def _refuse(self, refusals: list[Refusal]) -> list[Output]:
+        """Give up the requests of sequences that the scheduler has dropped."""
+        error_by_key: dict[Hashable, Exception] = {}
+        for sequence, error in refusals:
+            self._answers[sequence.key].sequences.remove(sequence)
+            error_by_key.setdefault(sequence.key, error)  # one for all choices
+        return [output for key, error in error_by_key.items() for output in self._fail({key}, error)]
 
     def _fail(self, keys: set[Hashable], error: Exception) -> list[Output]:
         for key in keys:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from itertools import count
+from math import inf
 from types import TracebackType
 from typing import TypeVar
 
@@ -74,12 +75,18 @@ class EngineLoop:
     cancellation, of the request that had it before.
     """
 
-    def __init__(self, engine: Engine, *, max_live_requests: int = 320) -> None:
+    def __init__(
+        self, engine: Engine, *, max_live_requests: int = 320, max_waiting_tokens: float = inf
+    ) -> None:
+        """Takes at most so many live requests, and at most so many prompt tokens whose answer has not begun;
+        a prompt that is alone may be longer."""
         self._engine = engine
         self._max_live_requests = max_live_requests
+        self._max_waiting_tokens = max_waiting_tokens
         self._next_key = count(1)
         self._streams: dict[int, RequestStream] = {}  # of live requests; on the asyncio loop only
         self._client_names: set[tuple[str, str]] = set()  # of the same
+        self._waiting_tokens: dict[int, int] = {}  # prompt tokens of those that no event has come of yet
         self._all_ended = asyncio.Event()
         self._broken = asyncio.Event()
         self._refusing = False
@@ -98,8 +105,8 @@ class EngineLoop:
         """Hand a request to the engine; its events come from the stream.
 
         Raises at once, and takes nothing: InvalidRequestError (could never run), DuplicateRequestError
-        (the tenant has a live request of this id), QueueFullError (too many live requests),
-        EngineStoppedError (draining).
+        (the tenant has a live request of this id), QueueFullError (too many live requests, or prompt
+        tokens that wait for an answer's beginning), EngineStoppedError (draining).
         """
         if self._refusing:
             raise EngineStoppedError("the worker is shutting down; send the request to another one")
@@ -111,7 +118,14 @@ class EngineLoop:
             )
         if len(self._streams) >= self._max_live_requests:
             raise QueueFullError(f"{len(self._streams)} requests are running or waiting; try again later")
+        num_waiting, num_tokens = sum(self._waiting_tokens.values()), len(request.prompt_token_ids)
+        if num_waiting and num_waiting + num_tokens > self._max_waiting_tokens:
+            raise QueueFullError(
+                f"{num_waiting} prompt tokens wait, at most {self._max_waiting_tokens} may, "
+                f"and these would be {num_tokens} more; try again later"
+            )
         self._streams[stream.key] = stream
+        self._waiting_tokens[stream.key] = num_tokens
         self._client_names.add(stream.client_name)
         self._all_ended.clear()
         arrived = time.monotonic()
@@ -166,6 +180,7 @@ class EngineLoop:
     def _forget(self, stream: RequestStream) -> None:
         del self._streams[stream.key]
         self._client_names.remove(stream.client_name)
+        self._waiting_tokens.pop(stream.key, None)
         if not self._streams:
             self._all_ended.set()
 
@@ -185,6 +200,7 @@ class EngineLoop:
             stream = self._streams.get(key)
             if stream is None:
                 continue  # cancelled after this step began
+            self._waiting_tokens.pop(key, None)
             stream.put(event)
             if isinstance(event, Completion | Failure):
                 self._forget(stream)

@@ -88,6 +88,8 @@ class Request:
     """Tell the log-probability of each output token, and so many of the likeliest beside it; None: no."""
     num_prompt_logprobs: int | None = None
     """The same for prompt tokens. Their rows are all computed, cached or not: the cache has no logits."""
+    priority: int = 0
+    """Higher ones are admitted first, and lower ones give way to them when room runs out."""
 
 
 class FinishReason(Enum):

@@ -2,21 +2,48 @@
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Any
+from itertools import count
+from typing import Any, NamedTuple
 
-from prefixcache import OutOfBlocksError
+from prefixcache import NotPublisherError, OutOfBlocksError, QuotaExceededError
 from prefixcache_worker.engine.batch import ScheduledSpan
-from prefixcache_worker.engine.cache_scheme import CacheScheme
+from prefixcache_worker.engine.cache_scheme import CacheScheme, SequenceHandle
 from prefixcache_worker.engine.sequence import Sequence
+from prefixcache_worker.engine.single_flight import find_flight
+from prefixcache_worker.engine.tenant_service import TenantService
+from prefixcache_worker.engine.waiting_queue import WaitingQueue
+
+PREFILL_PART = 4
+"""One part in so many of a step is kept for prompts as long as there are any."""
+
+RefusalError = OutOfBlocksError | QuotaExceededError | NotPublisherError
+
+
+class Refusal(NamedTuple):
+    """A sequence that can't go on although nobody is left to give way to it. The scheduler has dropped it."""
+
+    sequence: Sequence
+    error: RefusalError
+
+
+class Schedule(NamedTuple):
+    """What comes of one step's decisions."""
+
+    spans: list[ScheduledSpan]
+    refusals: list[Refusal]
 
 
 class Scheduler:
     """Owns the queues; every sequence it knows is in exactly one of them.
 
-    Oldest first: running sequences are served before waiting ones, and when blocks run out the
-    youngest is preempted: its rows stay in the tree, it goes to the head of the waiting queue and
-    continues there with what is still cached.
+    A step serves answers first, one token each, and then prompts in chunks: those that are being
+    computed and those that wait, in the order of `WaitingQueue`. So a prompt, however long, costs an
+    answer at most the time of one step, and answers never take a whole step from the prompts.
+
+    When blocks run out, the youngest of the lowest priority gives way: its rows stay in the tree, it
+    waits at the place of its age and goes on with what is still cached. A waiting sequence takes the
+    room of running ones only if their priority is lower, and at a tenant's ceiling only of its own.
+    Where nobody is left to give way, the sequence is refused.
 
     A waiting prompt that is about to be in the tree, because a running one that begins the same is
     just being prefilled, waits for it: one computation serves both (single flight).
@@ -25,13 +52,20 @@ class Scheduler:
     `num_running <= max_running`, counting the choices that will fork.
     """
 
-    def __init__(self, cache: CacheScheme[Any], *, max_batch_tokens: int, max_running: int) -> None:
+    def __init__(
+        self, cache: CacheScheme[Any], *, max_batch_tokens: int, max_running: int, max_overtakes: int
+    ) -> None:
         self._cache = cache
         self._max_batch_tokens = max_batch_tokens
         self._max_running = max_running
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []  # in order of admission, oldest first
+        self._service = TenantService()
+        self._arrivals = count(1)
+        self._num_steps = 0
+        self.waiting = WaitingQueue(cache, self._service, max_overtakes=max_overtakes)
+        self.running: list[Sequence] = []  # in order of admission
         self.num_preemptions = 0
+        self._new_prompts: list[tuple[Sequence, int]] = []
+        """Prompts that the last step has computed to their ends, and how much of each was cached before."""
 
     @property
     def num_running(self) -> int:
@@ -39,52 +73,60 @@ class Scheduler:
         return sum(1 + sequence.num_choices_to_fork for sequence in self.running)
 
     def add(self, sequence: Sequence) -> None:
-        """Put a new sequence at the end of the waiting queue."""
-        self.waiting.append(sequence)
+        """Let a new sequence wait."""
+        sequence.arrival = next(self._arrivals)
+        self.waiting.add(sequence)
 
     def add_fork(self, parent: Sequence, sequence: Sequence) -> None:
         """Let a choice run that continues on its parent's blocks, or on a copy where nothing is shared.
 
         When there is no room for a copy, the choice waits like one that was preempted.
         """
+        sequence.arrival = parent.arrival
+        sequence.num_overtakes = parent.num_overtakes
+        sequence.is_overdue = parent.is_overdue
+        sequence.last_step = parent.last_step
         try:
             sequence.handle = self._cache.fork(parent.running_handle)
         except OutOfBlocksError:
-            self.waiting.appendleft(sequence)
+            sequence.is_resumed = True
+            self.waiting.add(sequence)
             return
         sequence.num_computed_tokens = parent.num_computed_tokens
         self.running.append(sequence)
 
-    def schedule(self) -> list[ScheduledSpan]:
-        """The tokens of the next step: at most `max_batch_tokens`, every sequence with room for its own.
+    def schedule(self) -> Schedule:
+        """The tokens of the next step, at most `max_batch_tokens`, with room for all of them.
 
-        Decoding sequences come first, then prefills in chunks, then admissions. Empty only when
-        nothing waits and nothing runs.
+        Empty only when nothing waits and nothing runs. O(running + waiting tenants), and for each
+        admission O(waiting) and what `WaitingQueue.first`, `find_flight` and `acquire` take.
         """
-        scheduled: list[ScheduledSpan] = []
-        budget = self._max_batch_tokens
-        for sequence in sorted(self.running, key=lambda s: s.num_uncomputed_tokens > 1):
-            if budget == 0:
-                break
-            if sequence.handle is not None and self._make_room(sequence):
-                num_tokens = min(sequence.num_uncomputed_tokens, budget)
-                scheduled.append(ScheduledSpan(sequence, num_tokens))
-                budget -= num_tokens
-        for sequence in list(self.waiting):
-            if budget == 0 or not self._admit(sequence):
-                break
-            if sequence.handle is not None:
-                num_tokens = min(sequence.num_uncomputed_tokens, budget)
-                scheduled.append(ScheduledSpan(sequence, num_tokens))
-                budget -= num_tokens
-        assert scheduled or not (self.waiting or self.running), "work, but nothing to run"
-        return scheduled
+        step = _Step(self._max_batch_tokens)
+        self._num_steps += 1
+        self.waiting.unpark_ended()
+        for sequence, num_cached_tokens in self._new_prompts:
+            self.waiting.expect_more_cached(sequence, num_cached_tokens)
+        self._new_prompts.clear()
+        decodes = [sequence for sequence in self.running if sequence.num_uncomputed_tokens == 1]
+        num_first = self._max_batch_tokens
+        if len(decodes) < len(self.running) or self.waiting:
+            num_first -= num_first // PREFILL_PART
+        if len(decodes) > num_first:
+            decodes.sort(key=lambda sequence: sequence.last_step)
+        self._decode(decodes[:num_first], step)
+        self._prefill(step)
+        self._decode(decodes[num_first:], step)
+        for sequence in step.num_tokens:
+            sequence.last_step = self._num_steps
+        spans = [ScheduledSpan(sequence, num_tokens) for sequence, num_tokens in step.num_tokens.items()]
+        assert spans or step.refusals or not (self.waiting or self.running), "work, but nothing to run"
+        return Schedule(spans, step.refusals)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Put a running sequence back to the head of the waiting queue; its written rows stay cached."""
+        """Let a running sequence wait again, at the place of its age; its written rows stay cached."""
         self._give_back(sequence)
-        self.running.remove(sequence)
-        self.waiting.appendleft(sequence)
+        sequence.is_resumed = True
+        self.waiting.add(sequence)
         self.num_preemptions += 1
 
     def retire(self, sequence: Sequence) -> None:
@@ -93,13 +135,13 @@ class Scheduler:
             self.waiting.remove(sequence)
         else:
             self._give_back(sequence)
-            self.running.remove(sequence)
 
     def check(self) -> None:
         """Raise AssertionError if an invariant is broken. For tests."""
         assert all(sequence.handle is None for sequence in self.waiting)
         assert all(sequence.handle is not None for sequence in self.running)
         assert self.num_running <= self._max_running
+        self.waiting.check()
         for sequence in [*self.waiting, *self.running]:
             sequence.check()
 
@@ -110,66 +152,180 @@ class Scheduler:
         self._cache.release(handle)
         sequence.handle = None
         sequence.num_computed_tokens = 0
+        self.running.remove(sequence)
 
-    def _make_room(self, sequence: Sequence) -> bool:
+    def _decode(self, sequences: list[Sequence], step: _Step) -> None:
+        """Give each the token it is at, as long as there are any."""
+        for sequence in sequences:
+            if step.num_left == 0:
+                return
+            if sequence.handle is not None and self._make_room(sequence, step):
+                step.give(sequence, 1)
+                self._service.charge(sequence.tenant, 1)
+
+    def _prefill(self, step: _Step) -> None:
+        """Give what is left to prompts, running and waiting, in the order of their claims."""
+        claim = self.waiting.claim
+        prefills = [sequence for sequence in self.running if sequence.num_uncomputed_tokens > 1]
+        prefills.sort(key=claim, reverse=True)
+        is_full = len(self.running) >= self._max_running
+        is_admitting = not is_full or self.waiting.may_outrank(self.running)
+        while step.num_left:
+            while prefills and prefills[-1].handle is None:  # it had to give way
+                prefills.pop()
+            waiting = self.waiting.first(step.blocked_tenants) if is_admitting else None
+            if waiting is not None and not (prefills and claim(prefills[-1]) <= claim(waiting)):
+                is_admitting = self._admit(waiting, step)
+            elif prefills:
+                self._compute(prefills.pop(), step)
+            else:
+                return
+
+    def _compute(self, sequence: Sequence, step: _Step) -> None:
+        """Give a prompt as much of the step as is left and it needs."""
+        num_tokens = min(sequence.num_uncomputed_tokens, step.num_left)
+        step.give(sequence, num_tokens)
+        self._service.charge(sequence.tenant, num_tokens)
+        if num_tokens == sequence.num_uncomputed_tokens:
+            self._new_prompts.append((sequence, sequence.running_handle.num_cached_tokens))
+
+    def _make_room(self, sequence: Sequence, step: _Step) -> bool:
         """Extend the handle to the sequence's last token; False if the sequence itself had to give way."""
         handle = sequence.running_handle
-        while handle.num_tokens < len(sequence.token_ids):
+        while handle.num_tokens < sequence.num_tokens:
             try:
                 self._cache.extend(handle, sequence.token_ids[handle.num_tokens :])
-            except OutOfBlocksError:
-                youngest = self.running[-1]
-                self.preempt(youngest)
-                if youngest is sequence:
+            except (OutOfBlocksError, QuotaExceededError) as error:
+                rivals = self._rivals(sequence, error)
+                if rivals == [sequence]:
+                    self._give_back(sequence)
+                    step.refusals.append(Refusal(sequence, error))
+                    return False
+                victim = min(rivals, key=_standing)
+                self._preempt_in_step(victim, step)
+                if victim is sequence:
                     return False
         return True
 
-    def _admit(self, sequence: Sequence) -> bool:
-        """Let a waiting sequence run if there is room; False if those behind it must wait too."""
-        num_sequences = 1 + sequence.num_choices_to_fork
-        if self.num_running + num_sequences > self._max_running:
-            return False
-        if self._is_being_computed(sequence):
+    def _admit(self, sequence: Sequence, step: _Step) -> bool:
+        """Let the first of the queue run, park or refuse it; False if it has to stay, and all behind it."""
+        flight = find_flight(self._cache, sequence, self.running)
+        if flight is not None and not sequence.is_overdue:
+            self.waiting.park(sequence, flight)
             return True
-        request = sequence.request
+        if flight is not None or not self._make_slots(sequence, step):
+            return False  # if it is overdue, nobody may overtake it while it waits for the prefill
         try:
-            sequence.handle = self._cache.acquire(
-                sequence.token_ids,
-                request.namespace,
-                num_public_tokens=request.num_public_tokens,
-                use_cache=request.use_cache,
-                max_cached_tokens=sequence.max_cached_tokens,
-            )
-        except OutOfBlocksError:
-            assert self.running, "a sequence that was admissible does not fit an idle pool"
-            return False
-        sequence.num_computed_tokens = sequence.handle.num_cached_tokens
+            handle = self._acquire(sequence, step)
+        except (OutOfBlocksError, QuotaExceededError, NotPublisherError) as error:
+            if not self._rivals(sequence, error):
+                self.waiting.remove(sequence)
+                step.refusals.append(Refusal(sequence, error))
+            elif isinstance(error, QuotaExceededError):
+                step.blocked_tenants.add(sequence.tenant)
+            else:
+                return False
+            return True
         self.waiting.remove(sequence)
+        sequence.handle = handle
+        sequence.num_computed_tokens = handle.num_cached_tokens
+        self._count_overtakes(sequence)
         self.running.append(sequence)
+        self._compute(sequence, step)
         return True
 
-    def _is_being_computed(self, sequence: Sequence) -> bool:
-        """Whether a prefill in flight will soon publish more of this prompt than is cached now."""
+    def _count_overtakes(self, sequence: Sequence) -> None:
+        """Count those that came before the sequence and have not got as far."""
+        prefills = [other for other in self.running if other.num_uncomputed_tokens > 1]
+        for other in [*self.waiting, *prefills]:
+            if other.arrival < sequence.arrival:
+                self.waiting.count_overtake(other)
+
+    def _make_slots(self, sequence: Sequence, step: _Step) -> bool:
+        """Whether the sequence and its choices may run, if need be because less urgent ones give way."""
+        num_missing = self.num_running + 1 + sequence.num_choices_to_fork - self._max_running
+        victims: list[Sequence] = []
+        for victim in sorted(_less_urgent(self.running, sequence), key=_standing):
+            if num_missing <= 0:
+                break
+            victims.append(victim)
+            num_missing -= 1 + victim.num_choices_to_fork
+        if num_missing > 0:
+            return False
+        for victim in victims:
+            self._preempt_in_step(victim, step)
+        return True
+
+    def _acquire(self, sequence: Sequence, step: _Step) -> SequenceHandle:
+        """Take blocks for all its tokens, if need be from less urgent sequences; raises as the cache does."""
         request = sequence.request
-        if not request.use_cache or sequence.max_cached_tokens is not None:
-            return False
-        num_soon = max((_num_shareable(sequence, other) for other in self.running), default=0)
-        if num_soon == 0:
-            return False
-        match = self._cache.match(
-            sequence.token_ids, request.namespace, num_public_tokens=request.num_public_tokens
-        )
-        block_size = self._cache.block_size
-        return min(num_soon, len(sequence.token_ids) - 1) // block_size > match.num_tokens // block_size
+        while True:
+            try:
+                handle: SequenceHandle = self._cache.acquire(
+                    sequence.cache_tokens,
+                    request.namespace,
+                    num_public_tokens=request.num_public_tokens,
+                    use_cache=request.use_cache,
+                    max_cached_tokens=sequence.max_cached_tokens,
+                    is_resumed=sequence.is_resumed,
+                )
+                return handle
+            except (OutOfBlocksError, QuotaExceededError) as error:
+                victims = _less_urgent(self._rivals(sequence, error), sequence)
+                if self._num_blocks_held_only_by(victims) < error.num_missing:
+                    raise
+                self._preempt_in_step(min(victims, key=_standing), step)
+
+    def _rivals(self, sequence: Sequence, error: RefusalError) -> list[Sequence]:
+        """Running sequences whose blocks would do: all, or at a ceiling those of the same tenant."""
+        match error:
+            case OutOfBlocksError():
+                return self.running
+            case QuotaExceededError():
+                return [other for other in self.running if other.tenant == sequence.tenant]
+            case NotPublisherError():
+                return []
+
+    def _num_blocks_held_only_by(self, victims: list[Sequence]) -> int:
+        """Blocks that would become idle if all of these gave way. O(blocks of all tables)."""
+        if not victims:
+            return 0
+        others = set(self.running).difference(victims)
+        held = {block_id for sequence in victims for block_id in sequence.running_handle.held_blocks}
+        return len(held.difference(*(sequence.running_handle.held_blocks for sequence in others)))
+
+    def _preempt_in_step(self, sequence: Sequence, step: _Step) -> None:
+        """Preempt, and take back what the sequence had been given in this step."""
+        self._service.charge(sequence.tenant, -step.take_back(sequence))
+        self.preempt(sequence)
 
 
-def _num_shareable(sequence: Sequence, other: Sequence) -> int:
-    """Prompt tokens that `other` is computing and that `sequence` will be able to see; 0 if none."""
-    a, b = sequence.request, other.request
-    if not (other.is_prefilling and b.use_cache and a.namespace.domain == b.namespace.domain):
-        return 0
-    num_common = sequence.num_common_prompt_tokens(other)
-    # What the sequence declares public it looks for among public rows only.
-    if a.namespace.scope == b.namespace.scope and a.num_public_tokens <= b.num_public_tokens:
-        return num_common
-    return min(num_common, b.num_public_tokens)
+class _Step:
+    """What has been given away of one step so far."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_left = num_tokens
+        self.num_tokens: dict[Sequence, int] = {}
+        self.blocked_tenants: set[str] = set()
+        """Those that can have no more blocks as long as what they run goes on."""
+        self.refusals: list[Refusal] = []
+
+    def give(self, sequence: Sequence, num_tokens: int) -> None:
+        """Give it so many of what is left."""
+        self.num_tokens[sequence] = num_tokens
+        self.num_left -= num_tokens
+
+    def take_back(self, sequence: Sequence) -> int:
+        """What it was given, which others may have now."""
+        num_tokens = self.num_tokens.pop(sequence, 0)
+        self.num_left += num_tokens
+        return num_tokens
+
+
+def _standing(sequence: Sequence) -> tuple[bool, int, int, int]:
+    """Who gives way: the lowest, that is the youngest of the lowest priority; those overdue last."""
+    return (sequence.is_overdue, sequence.priority, -sequence.arrival, -sequence.index)
+
+
+def _less_urgent(running: list[Sequence], sequence: Sequence) -> list[Sequence]:
+    return [other for other in running if other.priority < sequence.priority and not other.is_overdue]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable
+from typing import Any
 
 import numpy as np
 import torch
 
+from prefixcache import Match, TokenIds, pack_tokens
+from prefixcache.token_chunks import TOKEN_BYTES
 from prefixcache_worker.engine.assembler import Assembler
-from prefixcache_worker.engine.cache_scheme import SequenceHandle
+from prefixcache_worker.engine.cache_scheme import CacheScheme, SequenceHandle
 from prefixcache_worker.engine.logprobs import token_logprobs
 from prefixcache_worker.engine.request import Delta, FinishReason, PromptLogprobs, Request, TokenLogprobs
 from prefixcache_worker.engine.sampling_state import SamplingState
@@ -53,13 +56,30 @@ class Sequence:
         # The first choice tells them, for all.
         wants_prompt = index == 0 and request.num_prompt_logprobs is not None
         self._num_scored_tokens = 0 if wants_prompt else self.num_prompt_tokens
-        self._prompt = np.array(request.prompt_token_ids, dtype=np.uint32)
+        self.tenant = request.namespace.tenant
+        self.priority = request.priority
+        self.arrival = 0
+        """Its number among the requests, the same for all choices of one. The scheduler counts."""
+        self.num_overtakes = 0
+        """Admissions of later requests before this one's prompt was computed."""
+        self.is_overdue = False
+        """Overtaken so often that nothing that came later goes before it any more, nor takes its blocks."""
+        self.is_resumed = False
+        """Whether it has run before, and had to give way."""
+        self.last_step = 0
+        """The step in which it last ran."""
+        self._packed_prompt = pack_tokens(request.prompt_token_ids)
+        self._prompt = np.frombuffer(self._packed_prompt, dtype="<u4")
 
     @property
     def running_handle(self) -> SequenceHandle:
         """The handle of a sequence that runs."""
         assert self.handle is not None, "a waiting sequence holds no blocks"
         return self.handle
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -134,6 +154,22 @@ class Sequence:
             stop_reason = token_id
         logprobs = () if score is None else (score,)
         return Delta(self.index, text, (token_id,), reason, stop_reason, logprobs)
+
+    @property
+    def cache_tokens(self) -> TokenIds:
+        """All its tokens in the form that the cache takes them fastest."""
+        return self.token_ids if self.num_output_tokens else self._packed_prompt
+
+    def match_in(self, cache: CacheScheme[Any]) -> Match:
+        """What the cache has of its tokens now. O(edges), and O(tokens) when there is output."""
+        request = self.request
+        return cache.match(self.cache_tokens, request.namespace, num_public_tokens=request.num_public_tokens)
+
+    def has_common_block(self, other: Sequence, block: int, block_size: int) -> bool:
+        """Whether both prompts have a whole block of this number, and the same. O(block)."""
+        start, end = TOKEN_BYTES * block * block_size, TOKEN_BYTES * (block + 1) * block_size
+        tokens = self._packed_prompt[start:end]
+        return len(tokens) == end - start and tokens == other._packed_prompt[start:end]
 
     def num_common_prompt_tokens(self, other: Sequence) -> int:
         """Length of the longest common prefix of the two prompts. O(length), at memory speed."""

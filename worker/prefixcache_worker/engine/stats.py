@@ -51,6 +51,10 @@ class RequestStats:
     preemptions: int
     steps: int
     peak_running: int
+    promoted: int
+    """Sequences that were overtaken so often that they went before everything that came later."""
+    followed: int
+    """Times that a prompt waited for another one that began the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

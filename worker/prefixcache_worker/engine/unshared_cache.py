@@ -37,6 +37,17 @@ class OwnBlocks:
     """What the pending copies read, kept until they are complete."""
     num_cached_tokens: int = 0
     """Always 0: nothing is found, everything is computed."""
+    extent_blocks: int = 1
+
+    @property
+    def held_blocks(self) -> list[BlockId]:
+        """All blocks of its extents, used or not. O(blocks)."""
+        return blocks_of(self.extents, self.extent_blocks)
+
+
+def blocks_of(extents: Sequence[BlockId], size: int) -> list[BlockId]:
+    """The blocks of extents of `size` blocks each. O(blocks)."""
+    return [BlockId(block) for extent in extents for block in range(extent * size, (extent + 1) * size)]
 
 
 class UnsharedCache:
@@ -100,7 +111,7 @@ class UnsharedCache:
         num_tokens = len(pack_tokens(token_ids)) // TOKEN_BYTES
         if num_tokens == 0:
             raise InvalidArgumentError("the prompt is empty; give at least 1 token")
-        handle = OwnBlocks([], [], 0)
+        handle = OwnBlocks([], [], 0, extent_blocks=self._extent_blocks)
         self._grow(handle, num_tokens)
         self._handles.add(handle)
         return handle
@@ -132,7 +143,7 @@ class UnsharedCache:
             raise PendingCopiesError(
                 f"{len(handle.copies)} copies are pending; execute and complete them before fork"
             )
-        fork = OwnBlocks([], [], 0)
+        fork = OwnBlocks([], [], 0, extent_blocks=self._extent_blocks)
         self._grow(fork, handle.num_tokens)
         self._pool.retain(handle.extents)
         fork.source_extents = list(handle.extents)
@@ -194,11 +205,11 @@ class UnsharedCache:
             assert self._pool.num_references(extent) == counts[extent]
         for handle in self._handles:
             num_blocks = self._num_blocks_for(handle.num_tokens)
-            assert handle.block_table == self._blocks_of(handle.extents)[:num_blocks]
+            assert handle.block_table == handle.held_blocks[:num_blocks]
             assert len(handle.extents) == -(-num_blocks // self._extent_blocks)
             targets = [copy.target for copy in handle.copies]
             assert targets == handle.block_table[: len(targets)]
-            sources = set(self._blocks_of(handle.source_extents))
+            sources = set(blocks_of(handle.source_extents, self._extent_blocks))
             assert all(copy.source in sources for copy in handle.copies)
             assert all(0 < copy.num_slots <= self.block_size for copy in handle.copies)
 
@@ -229,10 +240,6 @@ class UnsharedCache:
     def _num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def _blocks_of(self, extents: Sequence[BlockId]) -> list[BlockId]:
-        size = self._extent_blocks
-        return [BlockId(block) for extent in extents for block in range(extent * size, (extent + 1) * size)]
-
     def _tell_freed(self, extents: list[BlockId]) -> None:
         if self._on_free is not None:
-            self._on_free(self._blocks_of(extents))
+            self._on_free(blocks_of(extents, self._extent_blocks))

@@ -122,6 +122,7 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
         config=EngineConfig(
             max_batch_tokens=config.max_batch_tokens,
             max_running=config.max_running,
+            max_overtakes=config.max_overtakes,
             context_length=context_length,
             approximation=approximation,
         ),
@@ -149,7 +150,11 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
         block_bytes=pool_size.block_bytes,
         kv_dtype=kv_store.format.name,
     )
-    engine_loop = EngineLoop(engine, max_live_requests=config.max_running + config.max_waiting)
+    engine_loop = EngineLoop(
+        engine,
+        max_live_requests=config.max_running + config.max_waiting,
+        max_waiting_tokens=config.max_waiting_tokens or math.inf,
+    )
     return Worker(engine_loop=engine_loop, model=served, pool_size=pool_size)
 
 

@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from prefixcache import NotPublisherError, OutOfBlocksError, QuotaExceededError
 from prefixcache_worker.errors import (
     DuplicateRequestError,
     EngineStoppedError,
@@ -39,6 +40,9 @@ STATUS_BY_ERROR: dict[type[Exception], StatusRow] = {
     InvalidRequestError: StatusRow(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
     DuplicateRequestError: StatusRow(grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST"),
     QueueFullError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
+    OutOfBlocksError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "OUT_OF_BLOCKS"),
+    QuotaExceededError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED"),
+    NotPublisherError: StatusRow(grpc.StatusCode.PERMISSION_DENIED, "NOT_PUBLISHER"),
     EngineStoppedError: StatusRow(grpc.StatusCode.UNAVAILABLE, "ENGINE_STOPPED"),
 }
 _UNEXPECTED = StatusRow(grpc.StatusCode.INTERNAL, "INTERNAL_ERROR")

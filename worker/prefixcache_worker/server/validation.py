@@ -27,6 +27,7 @@ MAX_PENALTY = 2.0
 MAX_BIASES = 300
 MAX_BIAS = 100.0
 MAX_CHOICES = 64
+MAX_PRIORITY = 100
 MAX_STOP_TEXTS = 16
 MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 256
@@ -76,6 +77,12 @@ def request_from_proto(message: inference_pb2.GenerateRequest, *, tenant: str, m
     stop_conditions = _stop_conditions(message.stop_conditions, model)
     num_choices = _given(message, "n", 1)
     _require(1 <= num_choices <= MAX_CHOICES, "n", f"{num_choices} is not in 1 to {MAX_CHOICES}")
+    priority = _given(message, "priority", 0)
+    _require(
+        -MAX_PRIORITY <= priority <= MAX_PRIORITY,
+        "priority",
+        f"{priority} is not in {-MAX_PRIORITY} to {MAX_PRIORITY}",
+    )
     _check_cache_options(message)
     token_ids = _prompt_token_ids(message, model)
     return Request(
@@ -89,6 +96,7 @@ def request_from_proto(message: inference_pb2.GenerateRequest, *, tenant: str, m
         use_cache=message.cache.mode != _CacheMode.MODE_OFF,
         num_logprobs=_num_logprobs(message, "logprobs"),
         num_prompt_logprobs=_num_logprobs(message, "prompt_logprobs"),
+        priority=priority,
     )
 
 
