@@ -12,7 +12,7 @@ from support.spans import steps, windows
 
 from prefixcache_worker.attention import cpu
 from prefixcache_worker.attention.cpu import CpuAttention, attend_dense, attend_flash, merge_partials
-from prefixcache_worker.attention.kv_format import FP32
+from prefixcache_worker.attention.kv_format import FP32, KvDtype, KvFormat
 from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.attention.layout import LayoutOrder
 from prefixcache_worker.attention.native import NativeAttention, max_head_dim, prepare_native_attention
@@ -246,6 +246,30 @@ def test_extreme_scores_stay_finite(backend):
     ours, reference = (attention.attend(0, query, *rows) for attention in both)
     assert ours.isfinite().all()
     torch.testing.assert_close(ours, reference, atol=2e-2, rtol=1e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
+@pytest.mark.parametrize("count", [1, 5, 20])
+def test_products_of_bf16_err_no_more_than_torch_s_own(backend, head_dim, count):
+    """With bf16 KV, a machine that multiplies bf16 pairs rounds queries and weights too."""
+    shape, length = shape_of(2, 3, head_dim), 700
+    store = KvStore(shape, num_blocks=44, block_size=16, kv_format=KvFormat(KvDtype.BF16))
+    torch.manual_seed(0)
+    store.write(0, torch.arange(704), *torch.randn(2, 704, 2, head_dim))
+    spans = [SequenceSpan(list(range(44)), length - count, count)]
+    plan = plan_attention(spans, 16)
+    query, rows = torch.randn(count, 6, head_dim) * 2, torch.randn(2, count, 2, head_dim)
+    ours, reference = (kind(plan, store).attend(0, query, *rows) for kind in (backend, ReferenceAttention))
+    columns = (query, store.keys.read(0, slice(0, length)), store.values.read(0, slice(0, length)))
+    torchs = torch.nn.functional.scaled_dot_product_attention(
+        *(column.bfloat16().transpose(0, 1)[None] for column in columns),
+        attn_mask=torch.arange(length) <= torch.arange(length - count, length)[:, None],
+        enable_gqa=True,
+    )
+    torchs_error = (torchs[0].transpose(0, 1).float() - reference).abs().max()
+    torch.testing.assert_close(ours, reference, atol=1.5e-2, rtol=1e-2)
+    assert (ours - reference).abs().max() <= 1.5 * torchs_error
 
 
 @pytest.mark.parametrize("backend", BACKENDS[1:])

@@ -8,7 +8,8 @@
 // In both, a score is summed over the elements in order; the sum of a chunk's weights is kept in LANES parts, by
 // the row's position, which are added pairwise; a chunk's output is summed over its rows in order; chunks are
 // folded in order of position (planner.py says why). Every product that is added is one fused operation, `fma`:
-// left to the compiler, two ways to write the same sum would round differently.
+// left to the compiler, two ways to write the same sum would round differently. bfloat16 KV is multiplied in pairs
+// where the machine can (pairs.h): scores are then summed by pairs of elements, outputs by pairs of rows.
 //
 // Softmax is the online one (Milakov & Gimelshein 2018). Built by native.py for the machine it runs on;
 // reference.py is its oracle.
@@ -18,13 +19,19 @@
 
 namespace {
 
+template <bool PAIRED>
+void run_task(const Work &work) {
+    const int num_vectors = (work.task.num_queries + LANES - 1) / LANES;
+    if (work.task.num_queries <= MAX_FEW) run_few<PAIRED>(work);
+    else if (num_vectors == 1) run_many<1, PAIRED>(work);
+    else if (num_vectors == 2) run_many<2, PAIRED>(work);
+    else run_many<MAX_VECTORS, PAIRED>(work);
+}
+
 void run_task(const Work &work) {
     if (work.begin >= work.end) return;
-    const int num_vectors = (work.task.num_queries + LANES - 1) / LANES;
-    if (work.task.num_queries <= MAX_FEW) run_few(work);
-    else if (num_vectors == 1) run_many<1>(work);
-    else if (num_vectors == 2) run_many<2>(work);
-    else run_many<MAX_VECTORS>(work);
+    if (work.is_paired) run_task<HAS_PAIRS>(work);
+    else run_task<false>(work);
 }
 
 // A partial result of one query. Its output may be somebody else's until it is folded with another.

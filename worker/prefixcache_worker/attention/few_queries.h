@@ -7,26 +7,27 @@
 namespace {
 
 // scores[q][:] = sum over d of queries[q][d] * columns[d][:], for ROW_VECTORS vectors of KV rows
-template <int QUERIES>
-inline void score_columns(const float *columns, const float *queries, int stride, int head_dim, float *scores) {
+template <int QUERIES, bool PAIRED>
+inline void score_columns(const float *columns, const float *queries, int stride, int row_width, float *scores) {
     Vec sum[QUERIES][ROW_VECTORS] = {};
-    for (int d = 0; d < head_dim; ++d)
+    for (int d = 0; d < row_width; ++d)
         for (int q = 0; q < QUERIES; ++q)
             for (int v = 0; v < ROW_VECTORS; ++v)
-                sum[q][v] = fma(at(columns + d * CHUNK_ROWS + v * LANES), fill(queries[q * stride + d]), sum[q][v]);
+                sum[q][v] = multiply<PAIRED>(at(columns + d * CHUNK_ROWS + v * LANES), fill(queries[q * stride + d]),
+                                             sum[q][v]);
     for (int q = 0; q < QUERIES; ++q)
         for (int v = 0; v < ROW_VECTORS; ++v) at(scores + q * CHUNK_ROWS + v * LANES) = sum[q][v];
 }
 
 // output[q][:] folded with the sum over j of weights[q][j] * values[j][:], for VECTORS vectors of elements
-template <int QUERIES, int VECTORS>
+template <int QUERIES, int VECTORS, bool PAIRED>
 inline void add_value_rows(const float *const *values, int first, const float *weights, int num_rows, const Fold &factors,
                            float *output, int stride) {
     Vec sum[QUERIES][VECTORS] = {};
     for (int j = 0; j < num_rows; ++j)
         for (int v = 0; v < VECTORS; ++v) {
             const Vec value = load(values[j] + first + v * LANES);
-            for (int q = 0; q < QUERIES; ++q) sum[q][v] = fma(value, fill(weights[q * CHUNK_ROWS + j]), sum[q][v]);
+            for (int q = 0; q < QUERIES; ++q) sum[q][v] = multiply<PAIRED>(value, fill(weights[q * CHUNK_ROWS + j]), sum[q][v]);
         }
     for (int q = 0; q < QUERIES; ++q)
         for (int v = 0; v < VECTORS; ++v) {
@@ -39,18 +40,19 @@ inline void add_value_rows(const float *const *values, int first, const float *w
 struct Few {
     alignas(64) float queries[MAX_FEW * MAX_HEAD_DIM], output[MAX_FEW * MAX_HEAD_DIM];
     alignas(64) float columns[MAX_HEAD_DIM * CHUNK_ROWS], buffer[CHUNK_ROWS * MAX_HEAD_DIM];
+    alignas(64) float pairs[CHUNK_ROWS / 2 * MAX_HEAD_DIM];
     alignas(64) float key_scales[CHUNK_ROWS], value_scales[CHUNK_ROWS], scores[QUAD * CHUNK_ROWS];
     const float *keys[CHUNK_ROWS], *values[CHUNK_ROWS];
     Vec max[MAX_FEW / QUAD], sum[MAX_FEW / QUAD];  // a lane for each query of the quad
 };
 
 // One chunk for QUERIES queries from `first_query` on. `begin` and `end` are its rows, from the chunk's beginning.
-template <int QUERIES>
+template <int QUERIES, bool PAIRED>
 void run_quad(const Work &work, Few &few, int first_query, int64_t chunk, int begin, int end) {
     const int stride = padded(work.head_dim), first_vector = begin / LANES * LANES;
     float *queries = few.queries + first_query * stride, *output = few.output + first_query * stride;
     for (int j = first_vector / (ROW_VECTORS * LANES) * ROW_VECTORS * LANES; j < end; j += ROW_VECTORS * LANES)
-        score_columns<QUERIES>(few.columns + j, queries, stride, work.head_dim, few.scores + j);
+        score_columns<QUERIES, PAIRED>(few.columns + j, queries, stride, work.row_width(), few.scores + j);
 
     IntVec lane;
     for (int l = 0; l < LANES; ++l) lane[l] = l;
@@ -84,20 +86,32 @@ void run_quad(const Work &work, Few &few, int first_query, int64_t chunk, int be
     max = factors.max;
     sum = fold(sum, factors.first, chunk_sum, factors.second);
 
+    if (PAIRED) {  // from here on begin and end count pairs, as few.values does
+        for (int q = 0; q < QUERIES; ++q)
+            for (int j = first_vector; j < end; j += LANES)
+                pair_neighbours(at(few.scores + q * CHUNK_ROWS + j), few.scores + q * CHUNK_ROWS + j / 2);
+        begin = begin / 2;
+        end = (end + 1) / 2;
+    }
+    const float *weights = few.scores + begin, **values = few.values + begin;
     int d = 0;
     for (; d + ROW_VECTORS * LANES <= stride; d += ROW_VECTORS * LANES)
-        add_value_rows<QUERIES, ROW_VECTORS>(few.values + begin, d, few.scores + begin, end - begin, factors, output,
-                                             stride);
+        add_value_rows<QUERIES, ROW_VECTORS, PAIRED>(values, d, weights, end - begin, factors, output, stride);
     for (; d < stride; d += LANES)
-        add_value_rows<QUERIES, 1>(few.values + begin, d, few.scores + begin, end - begin, factors, output, stride);
+        add_value_rows<QUERIES, 1, PAIRED>(values, d, weights, end - begin, factors, output, stride);
 }
 
+template <bool PAIRED>
 void run_few(const Work &work) {
     Few few;
     const int num_queries = work.task.num_queries, head_dim = work.head_dim, stride = padded(head_dim);
-    const bool in_place = stride == head_dim;
+    const int row_stride = padded(work.row_width());
+    const bool in_place = row_stride == work.row_width();
     std::memset(few.queries, 0, num_queries * stride * sizeof(float));
     for (int r = 0; r < num_queries; ++r) work.load_query(r, few.queries + r * stride, 1);
+    if (PAIRED)
+        for (int i = 0; i < num_queries * stride; i += LANES)
+            pair_neighbours(at(few.queries + i), few.queries + i / stride * stride + i % stride / 2);
     const auto clear = [&] {
         std::memset(few.output, 0, num_queries * stride * sizeof(float));
         for (int n = 0; n < MAX_FEW / QUAD; ++n) few.max[n] = fill(MINUS_INFINITY), few.sum[n] = Vec{};
@@ -111,15 +125,20 @@ void run_few(const Work &work) {
         for (int j = begin / LANES * LANES; j < begin; ++j) few.keys[j] = ZEROS;  // masked
         for (int j = end; j % LANES; ++j) few.keys[j] = ZEROS;
         for (int j = begin / LANES * LANES; j < end; j += LANES)
-            for (int d = 0; d < stride; d += LANES)
+            for (int d = 0; d < row_stride; d += LANES)
                 transpose(few.keys + j, d, few.columns + d * CHUNK_ROWS + j, CHUNK_ROWS);
         work.load_rows(work.step.values, start, end - begin, in_place, few.values + begin, few.value_scales + begin,
                        few.buffer);
+        if (PAIRED) {
+            const float *pairs[CHUNK_ROWS / 2];
+            const int num_pairs = work.pair_rows(few.values + begin, -(begin % 2), end - begin, pairs, few.pairs);
+            for (int i = 0; i < num_pairs; ++i) few.values[begin / 2 + i] = pairs[i];
+        }
         for (int q = 0; q < num_queries; q += QUAD) switch (num_queries - q) {
-            case 1: run_quad<1>(work, few, q, chunk, begin, end); break;
-            case 2: run_quad<2>(work, few, q, chunk, begin, end); break;
-            case 3: run_quad<(QUAD < 3 ? QUAD : 3)>(work, few, q, chunk, begin, end); break;
-            default: run_quad<QUAD>(work, few, q, chunk, begin, end);
+            case 1: run_quad<1, PAIRED>(work, few, q, chunk, begin, end); break;
+            case 2: run_quad<2, PAIRED>(work, few, q, chunk, begin, end); break;
+            case 3: run_quad<(QUAD < 3 ? QUAD : 3), PAIRED>(work, few, q, chunk, begin, end); break;
+            default: run_quad<QUAD, PAIRED>(work, few, q, chunk, begin, end);
             }
         if (work.is_fold && next < work.end) continue;
         for (int r = 0; r < num_queries; ++r)

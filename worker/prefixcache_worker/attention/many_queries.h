@@ -7,22 +7,22 @@
 namespace {
 
 // scores[m][:] = sum over d of keys[m][d] * queries[d][:]
-template <int ROWS, int VECTORS>
-inline void score_rows(const float *const *keys, const float *queries, int head_dim, float *scores) {
+template <int ROWS, int VECTORS, bool PAIRED>
+inline void score_rows(const float *const *keys, const float *queries, int row_width, float *scores) {
     constexpr int width = VECTORS * LANES;
     Vec sum[ROWS][VECTORS] = {};
-    for (int d = 0; d < head_dim; ++d) {
+    for (int d = 0; d < row_width; ++d) {
         Vec query[VECTORS];
         for (int n = 0; n < VECTORS; ++n) query[n] = at(queries + d * width + n * LANES);
         for (int m = 0; m < ROWS; ++m)
-            for (int n = 0; n < VECTORS; ++n) sum[m][n] = fma(fill(keys[m][d]), query[n], sum[m][n]);
+            for (int n = 0; n < VECTORS; ++n) sum[m][n] = multiply<PAIRED>(fill(keys[m][d]), query[n], sum[m][n]);
     }
     for (int m = 0; m < ROWS; ++m)
         for (int n = 0; n < VECTORS; ++n) at(scores + m * width + n * LANES) = sum[m][n];
 }
 
 // output[m][:] folded with the sum over j of values[j][m] * weights[j][:], for the elements from `first` on
-template <int ROWS, int VECTORS>
+template <int ROWS, int VECTORS, bool PAIRED>
 inline void add_values(const float *const *values, int first, const float *weights, int num_rows, const Vec *old_factor,
                        const Vec *new_factor, float *output) {
     constexpr int width = VECTORS * LANES;
@@ -32,7 +32,7 @@ inline void add_values(const float *const *values, int first, const float *weigh
         for (int n = 0; n < VECTORS; ++n) weight[n] = at(weights + j * width + n * LANES);
         const float *value = values[j] + first;
         for (int m = 0; m < ROWS; ++m)
-            for (int n = 0; n < VECTORS; ++n) sum[m][n] = fma(fill(value[m]), weight[n], sum[m][n]);
+            for (int n = 0; n < VECTORS; ++n) sum[m][n] = multiply<PAIRED>(fill(value[m]), weight[n], sum[m][n]);
     }
     for (int m = 0; m < ROWS; ++m)
         for (int n = 0; n < VECTORS; ++n) {
@@ -41,14 +41,14 @@ inline void add_values(const float *const *values, int first, const float *weigh
         }
 }
 
-template <int VECTORS>
+template <int VECTORS, bool PAIRED>
 void run_many(const Work &work) {
     constexpr int width = VECTORS * LANES, tile = VECTORS < 2 || LANES == 16 ? 8 : 4;
     alignas(64) float queries[MAX_HEAD_DIM * width], output[MAX_HEAD_DIM * width], scores[CHUNK_ROWS * width];
-    alignas(64) float buffer[CHUNK_ROWS * MAX_HEAD_DIM];
+    alignas(64) float buffer[CHUNK_ROWS * MAX_HEAD_DIM], pair_buffer[PAIRED ? CHUNK_ROWS / 2 * MAX_HEAD_DIM : 1];
     float scales[CHUNK_ROWS];
-    const float *rows[CHUNK_ROWS];
-    const int num_queries = work.task.num_queries, head_dim = work.head_dim;
+    const float *rows[CHUNK_ROWS], *pairs[CHUNK_ROWS / 2];
+    const int num_queries = work.task.num_queries, head_dim = work.head_dim, row_width = work.row_width();
 
     std::memset(queries, 0, head_dim * width * sizeof(float));
     std::memset(output, 0, head_dim * width * sizeof(float));
@@ -63,6 +63,11 @@ void run_many(const Work &work) {
         common_first = first > common_first ? first : common_first;
         common_last = position < common_last ? position : common_last;
     }
+    if (PAIRED)
+        for (int i = 0; i < row_width * width; i += LANES) {
+            const int even = i / width * 2 * width + i % width;
+            at(queries + i) = pair(at(queries + even), at(queries + even + width));
+        }
     // A copy waits for many cache lines at a time, the products for few: it pays for rows that come from far.
     const bool in_place = work.task.first_query > 0;
     Vec max[VECTORS], sum[VECTORS] = {};
@@ -74,9 +79,9 @@ void run_many(const Work &work) {
         work.load_rows(work.step.keys, start, num_rows, in_place, rows, scales, buffer);
         int j = 0;
         for (; j + tile <= num_rows; j += tile)
-            score_rows<tile, VECTORS>(rows + j, queries, head_dim, scores + j * width);
-        for (; j + 2 <= num_rows; j += 2) score_rows<2, VECTORS>(rows + j, queries, head_dim, scores + j * width);
-        for (; j < num_rows; ++j) score_rows<1, VECTORS>(rows + j, queries, head_dim, scores + j * width);
+            score_rows<tile, VECTORS, PAIRED>(rows + j, queries, row_width, scores + j * width);
+        for (; j + 2 <= num_rows; j += 2) score_rows<2, VECTORS, PAIRED>(rows + j, queries, row_width, scores + j * width);
+        for (; j < num_rows; ++j) score_rows<1, VECTORS, PAIRED>(rows + j, queries, row_width, scores + j * width);
 
         if (work.step.keys.scales.data)
             for (j = 0; j < num_rows; ++j)
@@ -119,13 +124,27 @@ void run_many(const Work &work) {
         if (work.step.values.scales.data)
             for (j = 0; j < num_rows; ++j)
                 for (int n = 0; n < VECTORS; ++n) at(scores + j * width + n * LANES) *= scales[j];
+        const float **values = rows;
+        int num_values = num_rows;
+        if (PAIRED) {
+            const int first = -(start % 2);
+            num_values = work.pair_rows(rows, first, num_rows, pairs, pair_buffer);
+            values = pairs;
+            for (int i = 0; i < num_values * VECTORS; ++i) {
+                const int n = i % VECTORS * LANES;
+                j = first + i / VECTORS * 2;
+                const Vec even = j < 0 ? Vec{} : at(scores + j * width + n);
+                const Vec odd = j + 1 < num_rows ? at(scores + (j + 1) * width + n) : Vec{};
+                at(scores + i / VECTORS * width + n) = pair(even, odd);
+            }
+        }
         int d = 0;
         for (; d + tile <= head_dim; d += tile)
-            add_values<tile, VECTORS>(rows, d, scores, num_rows, old_factor, new_factor, output);
+            add_values<tile, VECTORS, PAIRED>(values, d, scores, num_values, old_factor, new_factor, output);
         for (; d + 4 <= head_dim; d += 4)
-            add_values<4, VECTORS>(rows, d, scores, num_rows, old_factor, new_factor, output);
+            add_values<4, VECTORS, PAIRED>(values, d, scores, num_values, old_factor, new_factor, output);
         for (; d < head_dim; ++d)
-            add_values<1, VECTORS>(rows, d, scores, num_rows, old_factor, new_factor, output);
+            add_values<1, VECTORS, PAIRED>(values, d, scores, num_values, old_factor, new_factor, output);
 
         if (work.is_fold && next < work.end) continue;
         for (int r = 0; r < num_queries; ++r)

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kv_rows.h"
-#include "vectors.h"
+#include "pairs.h"
 
 namespace {
 
@@ -80,12 +80,15 @@ struct Work {
     int64_t begin, end;  // positions that some query of the task sees
     bool is_windowed;    // rows may be too far behind a query
     bool is_fold;        // chunks are folded here, not left apart: see WorkItem.num_levels
+    bool is_paired;      // products are those of pairs
 
     Work(const Step &step, const Task &task, int kv_head)
         : step(step), task(task), kv_head(kv_head), head_dim(step.head_dim),
           group(step.num_query_heads / step.num_kv_heads),
           is_windowed(step.window_size && task.first_position >= step.num_sinks),
-          is_fold(task.first_position % SEGMENT_ROWS == 0 || task.first_position % CHUNK_ROWS != 0) {
+          is_fold(task.first_position % SEGMENT_ROWS == 0 || task.first_position % CHUNK_ROWS != 0),
+          is_paired(HAS_PAIRS && step.keys.format == BFLOAT16 && step.values.format == BFLOAT16 &&
+                    step.head_dim % LANES == 0) {
         int64_t first = INT64_MAX, last = 0;
         for (int r = 0; r < task.num_queries; r += 1) {
             const int64_t p = position(r);
@@ -127,13 +130,16 @@ struct Work {
         }
     };
 
-    // Pointers to the rows at `position` and behind it, as floats. With `in_place` rows of floats stay where they
-    // are; all others go into `buffer` [num_rows][padded(head_dim)], with zeros behind each.
+    // Floats in a loaded row: elements, or pairs of them.
+    int row_width() const { return is_paired ? head_dim / 2 : head_dim; }
+
+    // Pointers to the rows at `position` and behind it, as floats or pairs. With `in_place` rows that are so in the
+    // pool stay there; all others go into `buffer` [num_rows][padded(row_width())], with zeros behind each.
     void load_rows(const Pool &pool, int64_t position, int num_rows, bool in_place, const float **rows, float *scales,
                    float *buffer) const {
-        const int stride = padded(head_dim);
-        in_place &= pool.format == FLOAT32;
-        const int num_bytes = head_dim * BITS[pool.format] / 8;
+        const int64_t format = is_paired ? int64_t(FLOAT32) : pool.format;
+        const int width = row_width(), stride = padded(width), num_bytes = width * BITS[format] / 8;
+        in_place &= format == FLOAT32;
         Slots slots(*this, position);
         for (int j = 0; j < num_rows; ++j) {
             const int64_t slot = slots.next();
@@ -147,9 +153,22 @@ struct Work {
         }
         if (in_place) return;
         for (int j = 0; j < num_rows; ++j) {
-            widen_row(pool.format, reinterpret_cast<const char *>(rows[j]), head_dim, buffer + j * stride);
+            widen_row(format, reinterpret_cast<const char *>(rows[j]), width, buffer + j * stride);
             rows[j] = buffer + j * stride;
         }
+    }
+
+    // Pair loaded rows of values with the next ones, by position: pairs[i][d] of rows first + 2i and first + 2i + 1,
+    // where `first` is 0 or, to be even in the chunk, -1. Returns how many there are.
+    int pair_rows(const float *const *rows, int first, int num_rows, const float **pairs, float *buffer) const {
+        const int num_pairs = (num_rows - first + 1) / 2;
+        for (int i = 0, j = first; i < num_pairs; ++i, j += 2) {
+            const float *even = j < 0 ? ZEROS : rows[j], *odd = j + 1 < num_rows ? rows[j + 1] : ZEROS;
+            pairs[i] = buffer + i * head_dim;
+            for (int d = 0; d < head_dim; d += LANES)
+                at(buffer + i * head_dim + d) = pair_stored(even + d / 2, odd + d / 2);
+        }
+        return num_pairs;
     }
 
     // Hand over query row r's result of the chunks up to the one at `position`.

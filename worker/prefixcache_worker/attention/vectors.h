@@ -24,7 +24,13 @@ typedef float Vec __attribute__((vector_size(LANES * 4), aligned(LANES * 4), may
 typedef float LooseVec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef int32_t IntVec __attribute__((vector_size(LANES * 4), aligned(LANES * 4), may_alias));
 
-inline Vec fill(float x) { return x - Vec{}; }
+inline Vec fill(float x) {
+#if defined(__AVX512F__)
+    return _mm512_set1_ps(x);
+#else
+    return x - Vec{};
+#endif
+}
 inline Vec &at(float *p) { return *reinterpret_cast<Vec *>(p); }
 inline const Vec &at(const float *p) { return *reinterpret_cast<const Vec *>(p); }
 inline Vec load(const float *p) { return *reinterpret_cast<const LooseVec *>(p); }
