@@ -76,6 +76,7 @@ class HandEngine:
         scheme: str = "shared",
         approximation: Approximation = EXACT,
         quotas: Mapping[str, TenantQuota] | None = None,
+        device: str = "cpu",
         **limits: int,
     ) -> None:
         self.model = model or reference_model()
@@ -86,6 +87,7 @@ class HandEngine:
             kv_format=kv_format,
             fixed_scales=calibrate(self.model, kv_format),
             with_summaries=approximation.sparse_reads is not None,
+            device=device,
         )
         self.store.fill_blocks(range(num_blocks), poison)
         config = EngineConfig(approximation=approximation, **limits)

@@ -23,6 +23,7 @@ def tiny_decoder(
     context_length: int = 4096,
     windows: tuple[AttentionWindow | None, ...] = (),
     weight_format: WeightFormat = "fp32",
+    device: str = "cpu",
 ) -> Decoder:
     """A float32 decoder whose logits depend on every earlier token. Equal arguments give equal weights."""
     hidden_size = num_query_heads * head_dim
@@ -46,13 +47,13 @@ def tiny_decoder(
     generator = torch.Generator().manual_seed(seed)
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=generator) / columns**0.5
+        return (torch.randn(rows, columns, generator=generator) / columns**0.5).to(device)
 
     def projection(rows: int, columns: int) -> Weight:
         return pack_weight(matrix(rows, columns), weight_format)
 
     def norm() -> torch.Tensor:
-        return 1 + 0.1 * torch.randn(hidden_size, generator=generator)
+        return (1 + 0.1 * torch.randn(hidden_size, generator=generator)).to(device)
 
     layers = tuple(
         LayerWeights(
@@ -66,7 +67,7 @@ def tiny_decoder(
         for _ in range(num_layers)
     )
     weights = DecoderWeights(
-        embedding=torch.randn(vocabulary_size, hidden_size, generator=generator),
+        embedding=torch.randn(vocabulary_size, hidden_size, generator=generator).to(device),
         layers=layers,
         final_norm=norm(),
         output=pack_weight(4 * matrix(vocabulary_size, hidden_size), weight_format),

@@ -27,13 +27,14 @@ class WorkerConfig:
     device: str = "cpu"
     weights: Literal["fp32", "bf16", "int8"] = "fp32"
     attention: str = "auto"
-    kv_dtype: str = "fp32"
+    kv_dtype: str | None = None
+    """None: fp32 on a CPU, bf16 on a GPU."""
     kv_scales: str | None = None
     """Of int8 and int4; None: token-head."""
     kv_layout: str = "layer-first"
     address: str = "127.0.0.1:50051"
-    kv_memory: int = 1 << 30
-    """Bytes. Counts only while `kv_blocks` is None."""
+    kv_memory: int | None = None
+    """Bytes. Counts only while `kv_blocks` is None. None: 1 GiB on a CPU; on a GPU what is left."""
     kv_blocks: int | None = None
     kv_headroom: float = 0.25
     block_size: int = 16
@@ -135,10 +136,12 @@ SETTINGS = (
             "where the model runs: cpu or cuda"),
     Setting("weights", str, ("fp32", "bf16", "int8").__contains__, "fp32, bf16 or int8",
             "how weights are kept and multiplied: fp32; bf16: half the memory; int8: a quarter, less exact"),
-    Setting("attention", str, ("auto", "native", "torch").__contains__, "auto, native or torch",
-            "native: a kernel that is compiled on this machine; torch: without; auto: what can be had"),
+    Setting("attention", str, ("auto", "native", "triton", "torch").__contains__,
+            "auto, native, triton or torch",
+            "native: a kernel that is compiled on this machine's CPU; triton: kernels for its GPU; "
+            "torch: neither; auto: the best that can be had"),
     Setting("kv_dtype", str.lower, _KV_DTYPES.__contains__, "one of " + ", ".join(_KV_DTYPES),
-            "how KV rows are stored: " + ", ".join(_KV_DTYPES)),
+            "how KV rows are stored: " + ", ".join(_KV_DTYPES) + "; without it fp32, on a GPU bf16"),
     Setting("kv_scales", str.lower, _KV_SCALES.__contains__, "one of " + ", ".join(_KV_SCALES),
             "which elements of int8 or int4 rows share a scale: " + ", ".join(_KV_SCALES)
             + "; without it token-head"),
@@ -147,7 +150,7 @@ SETTINGS = (
     Setting("address", str, _is_address, "HOST:PORT with a port of 0 to 65535",
             "HOST:PORT to listen on; port 0 takes a free one"),
     Setting("kv_memory", parse_memory, _at_least(1), "a memory size such as 1GiB or 512MiB",
-            "memory of the KV pool before headroom"),
+            "memory of the KV pool before headroom; without it 1GiB, on a GPU what the model leaves"),
     Setting("kv_blocks", int, _at_least(1), _POSITIVE,
             "blocks of the KV pool before headroom, in place of --kv-memory"),
     Setting("kv_headroom", float, lambda value: 0 <= value <= 10, "a number from 0 to 10",
@@ -227,8 +230,7 @@ def _argument_parser() -> argparse.ArgumentParser:
     defaults = WorkerConfig()
     for setting in SETTINGS:
         default = getattr(defaults, setting.name)
-        shown = format_memory(default) if setting.parse is parse_memory else default
-        suffix = "" if default is None else f" (default {shown})"
+        suffix = "" if default is None else f" (default {default})"
         metavar = setting.name.rpartition("_")[2].upper()
         parser.add_argument(setting.flag, metavar=metavar, help=setting.help + suffix)
     return parser

@@ -225,7 +225,7 @@ def test_help_shows_every_flag_with_its_default(capsys: pytest.CaptureFixture[st
     assert caught.value.code == 0
     assert all(setting.flag in text for setting in SETTINGS)
     assert text.startswith("usage: prefixcache serve ")
-    assert "(default 1GiB)" in text
+    assert "(default 512)" in text
     assert "after SIGTERM or SIGINT; a second one stops at once" in " ".join(text.split())
 
 

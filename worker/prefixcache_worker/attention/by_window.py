@@ -46,12 +46,14 @@ def attention_by_window(
         return backend(plans[0], store)
     shape = store.layout.shape
     attention_of = {plan.window: backend(plan, store) for plan in plans}
-    return _AttentionByLayer([attention_of[shape.window(layer)] for layer in range(shape.num_layers)])
+    return AttentionByLayer([attention_of[shape.window(layer)] for layer in range(shape.num_layers)])
 
 
-class _AttentionByLayer:
+class AttentionByLayer:
+    """Attention whose layers are not alike."""
+
     def __init__(self, layers: list[StepAttention]) -> None:
-        self._layers = layers
+        self.layers = layers
 
     def attend(
         self,
@@ -61,4 +63,4 @@ class _AttentionByLayer:
         value: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
     ) -> torch.Tensor:  # [num_tokens, num_query_heads, head_dim]
         """See `StepAttention.attend`."""
-        return self._layers[layer].attend(layer, query, key, value)
+        return self.layers[layer].attend(layer, query, key, value)

@@ -6,6 +6,7 @@ import hashlib
 import math
 import sys
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,9 @@ from prefixcache_worker.attention.kv_format import FP32, KvFormat
 from prefixcache_worker.attention.kv_pool import KvPool
 from prefixcache_worker.attention.layout import KvLayout, LayoutOrder, TensorPlace
 from prefixcache_worker.model.model import AttentionShape
+
+HAS_TRITON = find_spec("triton") is not None
+"""Whether copies on a GPU can be one launch; without it they are one for each block."""
 
 
 class FixedScales(NamedTuple):
@@ -88,12 +92,22 @@ class KvStore:
     def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
         """Execute copy-on-write orders in every layer. Sources are fenced by the cache, so order is free."""
         copies = list(copies)
-        for source, target, num_slots in copies:
-            from_slot, to_slot = source * self.block_size, target * self.block_size
-            for tensor in self._tensors():
-                tensor[:, to_slot : to_slot + num_slots] = tensor[:, from_slot : from_slot + num_slots]
+        if self.device.type == "cuda" and HAS_TRITON:
+            self._copy_on_gpu(copies)
+        else:
+            for source, target, num_slots in copies:
+                from_slot, to_slot = source * self.block_size, target * self.block_size
+                for tensor in self._tensors():
+                    tensor[:, to_slot : to_slot + num_slots] = tensor[:, from_slot : from_slot + num_slots]
         if self.summaries is not None:
             self.summaries.note_copies(copies)
+
+    def _copy_on_gpu(self, copies: list[BlockCopy]) -> None:
+        # Only here: a machine without a GPU need not have triton.
+        from prefixcache_worker.attention.triton.block_copy import copy_blocks
+
+        if copies:
+            copy_blocks(self._tensors(), copies, self.block_size)
 
     def fill_blocks(self, block_ids: Iterable[BlockId], value: float) -> None:
         """Overwrite whole blocks with one number. For tests that poison what nobody may read.

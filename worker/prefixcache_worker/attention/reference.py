@@ -14,7 +14,7 @@ class ReferenceAttention:
     def __init__(self, plan: AttentionPlan, store: KvStore) -> None:
         self._plan = plan
         self._store = store
-        self._slots = torch.tensor(plan.slot_mapping())
+        self._slots = torch.tensor(plan.slot_mapping(), device=store.device)
 
     def attend(
         self,
@@ -46,5 +46,5 @@ class ReferenceAttention:
         rows = (pool.read(layer, slots).double() for pool in (self._store.keys, self._store.values))
         keys, values = (each.repeat_interleave(shape.group_size, dim=1) for each in rows)
         scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * shape.scale
-        scores.masked_fill_(hidden[:, seen], -torch.inf)
+        scores.masked_fill_(hidden[:, seen].to(scores.device), -torch.inf)
         return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)

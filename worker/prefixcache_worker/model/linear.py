@@ -6,6 +6,7 @@ import logging
 from functools import cache
 
 import torch
+import torch.nn.functional as F  # noqa: N812  (the name every torch program gives it)
 
 from prefixcache_worker.model.native_linear import PackedWeight, prepare_native_linear
 from prefixcache_worker.model.weight_format import WeightFormat, rounded_weight
@@ -69,12 +70,14 @@ def linear(
 ) -> torch.Tensor:  # [num_rows, out_features] float32
     """Each row times `weight`.
 
-    A plain weight stands on the left: BLAS then walks its rows as they lie in memory, which for a few rows is
-    faster than `F.linear`.
+    A plain weight on a CPU stands on the left: BLAS then walks its rows as they lie in memory, which for a few
+    rows is faster than `F.linear`.
     """
     if isinstance(weight, PackedWeight):
         return weight.multiply(inputs)
     if weight.is_mkldnn:
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(inputs, weight, None, "none", [], "")
         return product
+    if weight.device.type != "cpu":
+        return F.linear(inputs.to(weight.dtype), weight).float()
     return torch.mm(weight, inputs.to(weight.dtype).T).T.float()

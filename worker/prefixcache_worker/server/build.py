@@ -12,9 +12,10 @@ from typing import NamedTuple
 import torch
 
 from prefixcache_worker.attention.approximation import Approximation
-from prefixcache_worker.attention.backend import choose_backend
+from prefixcache_worker.attention.backend import AttentionBackend, choose_backend
 from prefixcache_worker.attention.block_summaries import BlockSummaries
 from prefixcache_worker.attention.calibration import CALIBRATION_TEXT, calibrate
+from prefixcache_worker.attention.cpu import CpuAttention
 from prefixcache_worker.attention.kv_format import KvFormat, choose_format
 from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.attention.layout import LayoutOrder
@@ -25,13 +26,17 @@ from prefixcache_worker.engine.engine import Engine, EngineConfig
 from prefixcache_worker.engine.engine_loop import EngineLoop
 from prefixcache_worker.errors import ConfigError
 from prefixcache_worker.model.loader import LoadedModel, load_model
-from prefixcache_worker.model.model import AttentionShape, AttentionWindow
+from prefixcache_worker.model.model import AttentionShape, AttentionWindow, Model
+from prefixcache_worker.server.gpu_memory import CudaMemory, pool_bytes_left
 from prefixcache_worker.server.served_model import ServedModel
 
 MIN_POOL_BLOCKS = 2
 """Room for a prompt and for the block its answer opens."""
 USUAL_SINKS = 4
 """As many as Xiao et al. 2023 found to be enough."""
+USUAL_POOL_BYTES = 1 << 30
+"""Of a pool on a CPU, before headroom."""
+USUAL_KV_DTYPES = {"cpu": "fp32", "cuda": "bf16"}
 USUAL_BLOCK_SIZES = range(16, 65)
 CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Where a container finds how much memory it may use, by version of the kernel's control groups."""
@@ -102,12 +107,16 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
     context_length = _context_length(config, model.context_length)
     approximation = _approximation(config)
     shape = approximation.shape(model.attention_shape)
-    kv_format = choose_format(config.kv_dtype, config.kv_scales, shape)
+    kv_format = choose_format(config.kv_dtype or USUAL_KV_DTYPES[config.device], config.kv_scales, shape)
     block_bytes = kv_format.block_bytes(shape, config.block_size)
     if approximation.sparse_reads is not None:
         block_bytes += BlockSummaries.block_bytes(shape)
-    pool_size = plan_pool(config, block_bytes)
+    pool_size = plan_pool(
+        config, block_bytes, usual_bytes=_usual_pool_bytes(model, config, context_length)
+    )
     kv_store = _allocate_pool(loaded, shape, config, kv_format, pool_size)
+    attention = choose_backend(config.attention, kv_store)
+    model = _made_ready(model, kv_store, attention, config, context_length)
     engine = Engine(
         model=model,
         cache=make_cache(
@@ -126,7 +135,7 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
             context_length=context_length,
             approximation=approximation,
         ),
-        attention=choose_backend(config.attention, kv_store),
+        attention=attention,
     )
     if engine.max_total_tokens < context_length:
         logger.warning(
@@ -158,13 +167,15 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
     return Worker(engine_loop=engine_loop, model=served, pool_size=pool_size)
 
 
-def plan_pool(config: WorkerConfig, block_bytes: int) -> PoolSize:
-    """Blocks that the settings ask for, plus headroom rounded up. Raises ConfigError when it is too few."""
+def plan_pool(config: WorkerConfig, block_bytes: int, *, usual_bytes: int = USUAL_POOL_BYTES) -> PoolSize:
+    """Blocks that the settings ask for, plus headroom rounded up; `usual_bytes` before headroom if they ask
+    for nothing. Raises ConfigError when it is too few."""
     if config.kv_blocks is not None:
         num_requested, asked = config.kv_blocks, f"--kv-blocks: {config.kv_blocks} blocks"
     else:
-        num_requested = config.kv_memory // block_bytes
-        asked = f"--kv-memory: {format_memory(config.kv_memory)} gives {num_requested} blocks"
+        num_bytes = usual_bytes if config.kv_memory is None else config.kv_memory
+        num_requested = num_bytes // block_bytes
+        asked = f"--kv-memory: {format_memory(num_bytes)} gives {num_requested} blocks"
     if num_requested < MIN_POOL_BLOCKS:
         least = format_memory(MIN_POOL_BLOCKS * block_bytes)
         raise ConfigError(
@@ -172,6 +183,44 @@ def plan_pool(config: WorkerConfig, block_bytes: int) -> PoolSize:
             f"give at least {MIN_POOL_BLOCKS} blocks, {least}"
         )
     return PoolSize(num_requested, math.ceil(num_requested * config.kv_headroom), block_bytes)
+
+
+def _usual_pool_bytes(model: Model, config: WorkerConfig, context_length: int) -> int:
+    """The pool's bytes before headroom where the settings do not say: on a GPU, what the model leaves."""
+    if config.device == "cpu" or config.kv_memory is not None or config.kv_blocks is not None:
+        return USUAL_POOL_BYTES
+    left = pool_bytes_left(
+        model,
+        CudaMemory(torch.device(config.device)),
+        device=config.device,
+        max_batch_tokens=config.max_batch_tokens,
+        max_running=config.max_running,
+        context_length=context_length,
+    )
+    return int(left / (1 + config.kv_headroom))
+
+
+def _made_ready(
+    model: Model, kv_store: KvStore, attention: AttentionBackend, config: WorkerConfig, context_length: int
+) -> Model:
+    """Where the Triton kernels run, the model with its decode steps recorded; elsewhere the model itself."""
+    if attention is CpuAttention or kv_store.device.type != "cuda":
+        return model
+    # Only here: a machine without a GPU need not have triton.
+    from prefixcache_worker.attention.triton.decode_graph import GraphedModel, GraphLimits
+    from prefixcache_worker.attention.triton.warm_up import warm_up
+
+    graphed = GraphedModel(
+        model, kv_store, GraphLimits(max_running=config.max_running, context_length=context_length)
+    )
+    warm_up(
+        graphed,
+        kv_store,
+        attention,
+        max_batch_tokens=config.max_batch_tokens,
+        max_running=config.max_running,
+    )
+    return graphed
 
 
 def _context_length(config: WorkerConfig, model_context_length: int) -> int:
