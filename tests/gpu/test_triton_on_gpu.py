@@ -6,7 +6,6 @@ import pytest
 import torch
 from support.attention_steps import (
     BF16,
-    FORMATS,
     FP16,
     FP32,
     make_store,
@@ -17,6 +16,7 @@ from support.attention_steps import (
     tolerance,
 )
 from support.hand_engine import HandEngine, reference, stream
+from support.kv_formats import FORMATS
 from support.tiny_model import tiny_decoder
 from support.triton_twins import copy_blocks_twin
 

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
+from support.kv_formats import fixed_scales_of
 
 from prefixcache_worker.attention.backend import AttentionBackend
-from prefixcache_worker.attention.kv_format import FP32, KvDtype, KvFormat, KvScales, RowFormat
-from prefixcache_worker.attention.kv_store import FixedScales, KvStore
+from prefixcache_worker.attention.kv_format import FP32, KvDtype, KvFormat
+from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.attention.layout import LayoutOrder
 from prefixcache_worker.attention.plan import SequenceSpan
 from prefixcache_worker.attention.planner import plan_attention
@@ -18,8 +19,6 @@ from prefixcache_worker.model.model import AttentionShape, AttentionWindow
 
 FP16, BF16 = KvFormat(KvDtype.FP16), KvFormat(KvDtype.BF16)
 FLOAT_FORMATS = (FP32, FP16, BF16)
-CODE_FORMATS = tuple(KvFormat(d, scales) for d in (KvDtype.INT8, KvDtype.INT4) for scales in KvScales)
-FORMATS = FLOAT_FORMATS + CODE_FORMATS
 
 
 def name_of(value: object) -> str | None:
@@ -100,21 +99,12 @@ def make_store(
     device: str = "cpu",
 ) -> KvStore:
     """An empty pool; where the format has constant scales, they suit elements of a standard normal."""
-    generator = torch.Generator().manual_seed(0)
-    size = (shape.num_layers, shape.num_kv_heads, shape.head_dim)
-
-    def constants(row_format: RowFormat) -> torch.Tensor | None:
-        if not row_format.has_fixed_scales:
-            return None
-        assert row_format.dtype.max_code is not None
-        return (torch.rand(size, generator=generator) + 3.5) / row_format.dtype.max_code
-
     return KvStore(
         shape,
         num_blocks=num_blocks,
         block_size=block_size,
         kv_format=kv_format,
-        fixed_scales=FixedScales(constants(kv_format.keys), constants(kv_format.values)),
+        fixed_scales=fixed_scales_of(kv_format, shape),
         order=order,
         device=device,
     )

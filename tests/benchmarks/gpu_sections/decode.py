@@ -60,13 +60,13 @@ def time_case(case: Case, scope: Scope) -> Iterator[Row]:
     num_layers = store.layout.shape.num_layers
     shared, unshared = (plan_attention(spans, BLOCK_SIZE, share=share) for share in (True, False))
     watches = {
-        "shared": (stopwatch(our_run(shared, store, query)), num_layers),
-        "unshared": (stopwatch(our_run(unshared, store, query)), num_layers),
+        "shared": (stopwatch(our_run(shared, store, query), scope.device), num_layers),
+        "unshared": (stopwatch(our_run(unshared, store, query), scope.device), num_layers),
     }
     for name, make in (("torch SDPA", sdpa_run), ("FlashInfer cascade", flashinfer_run)):
         try:
             run, num_runs = make(case, spans, scope.device)
-            watches[name] = (stopwatch(run), num_runs)
+            watches[name] = (stopwatch(run, scope.device), num_runs)
         except ImportError:
             pass  # not installed here
         except Exception:
@@ -101,7 +101,7 @@ def ratios(scope: Scope) -> Iterator[Row]:
     query = torch.randn(len(spans), base.num_query_heads, base.head_dim, device=scope.device).to(base.dtype)
     runs = [our_run(plan_attention(spans, BLOCK_SIZE, share=share), store, query) for share in (False, True)]
     yield ratio_row(
-        f"{groups} groups of {base.num_sequences} and {alone} alone, unshared over shared", runs, 3.0
+        scope, f"{groups} groups of {base.num_sequences} and {alone} alone, unshared over shared", runs, 3.0
     )
 
     short, long = scope.choose(
@@ -110,11 +110,11 @@ def ratios(scope: Scope) -> Iterator[Row]:
         (Case(1024, 64, 128, 4), Case(16384, 64, 128, 4)),
     )
     yield ratio_row(
-        "prefix 16 times as long, time over time", [run_of(c, scope) for c in (long, short)], None
+        scope, "prefix 16 times as long, time over time", [run_of(c, scope) for c in (long, short)]
     )
     tails = scope.choose(DRY_CASES[0], Case(0, 32, 128, 4, tail=8192), Case(0, 32, 128, 4, tail=8192))
     bf16, int8 = (run_of(tails._replace(kv=kv), scope) for kv in ("bf16", "int8"))
-    yield ratio_row("unshared rows in bf16 over int8", [bf16, int8], 1.5)
+    yield ratio_row(scope, "unshared rows in bf16 over int8", [bf16, int8], 1.5)
 
 
 def run_of(case: Case, scope: Scope) -> Callable[[], None]:
@@ -142,9 +142,9 @@ def mixed_spans(case: Case, num_groups: int, num_alone: int) -> list[SequenceSpa
     return spans + alone
 
 
-def ratio_row(name: str, runs: list[Callable[[], None]], bar: float | None) -> Row:
+def ratio_row(scope: Scope, name: str, runs: list[Callable[[], None]], bar: float | None = None) -> Row:
     """How many times longer the first run takes than the second: the median of pairs."""
-    watches = [stopwatch(run) for run in runs]
+    watches = [stopwatch(run, scope.device) for run in runs]
     pairs = [(watches[0](), watches[1]()) for _ in range(NUM_ROUNDS)]
     found = [a / b for a, b in pairs]
     ratio = statistics.median(found)
@@ -154,7 +154,7 @@ def ratio_row(name: str, runs: list[Callable[[], None]], bar: float | None) -> R
         unit="times",
         spread=f"{min(found):.2f} to {max(found):.2f}",
         bar=None if bar is None else f">= {bar}",
-        holds=None if bar is None or not torch.cuda.is_available() else ratio >= bar,
+        holds=None if bar is None or scope.size == "dry" else ratio >= bar,
         note=f"{statistics.median(a for a, _ in pairs) * 1e6:.0f} and "
         f"{statistics.median(b for _, b in pairs) * 1e6:.0f} us",
     )

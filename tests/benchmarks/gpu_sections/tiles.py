@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from report import Row
@@ -42,7 +43,7 @@ def tiles(scope: Scope) -> Iterator[Row]:
             for share in (True, False):
                 plan = plan_attention(spans, BLOCK_SIZE, share=share)
                 try:
-                    seconds = stopwatch(our_run(plan, store, query, tile))()
+                    seconds = stopwatch(our_run(plan, store, query, tile), scope.device)()
                 except Exception as error:
                     print(f"FAILED {case} {tile}: {error!r}", file=sys.stderr)
                     continue
@@ -62,7 +63,10 @@ def tiles(scope: Scope) -> Iterator[Row]:
         yield Row(name=f"{case}, table and upload", value=(tabled - planned) * 1e6, unit="us")
         arguments = store.keys, store.values, 0, attention.table, attention.partials, attention.tile
         output, scale = torch.empty_like(query), store.layout.shape.scale
-        read = stopwatch(lambda: paged_attention(query, *arguments, scale=scale))()  # noqa: B023
-        merge = stopwatch(lambda: merge_partials(attention.partials, attention.table, output))()  # noqa: B023
+        runs = (
+            partial(paged_attention, query, *arguments, scale=scale),
+            partial(merge_partials, attention.partials, attention.table, output),
+        )
+        read, merge = (stopwatch(run, scope.device)() for run in runs)
         yield Row(name=f"{case}, read alone, its rows in cache", value=read * 1e6, unit="us")
         yield Row(name=f"{case}, merge alone", value=merge * 1e6, unit="us")

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.attention_steps import (
     BF16,
-    FORMATS,
     FP16,
     FP32,
     make_store,
@@ -21,6 +20,7 @@ from support.attention_steps import (
     tolerance,
 )
 from support.hand_engine import HandEngine, reference, stream
+from support.kv_formats import FORMATS
 from support.spans import steps
 from triton.runtime import interpreter
 
@@ -41,7 +41,7 @@ WINDOWS = (None, AttentionWindow(7), AttentionWindow(20, 3))
 INT8, INT4 = (KvFormat(dtype, KvScales.TOKEN_HEAD) for dtype in (KvDtype.INT8, KvDtype.INT4))
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=8)
 @given(
     steps(max_sequences=4, max_blocks=3),
     st.booleans(),

@@ -7,7 +7,6 @@ import pytest
 import torch
 from support.attention_steps import (
     FLOAT_FORMATS,
-    FORMATS,
     FP16,
     FP32,
     make_store,
@@ -15,6 +14,7 @@ from support.attention_steps import (
     shape_of,
     tolerance,
 )
+from support.kv_formats import FORMATS
 from support.triton_twins import copy_blocks_twin, merge_partials_twin, paged_attention_twin
 
 from prefixcache import BlockCopy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -11,17 +11,15 @@ import triton.language as tl
 from prefixcache import BlockCopy
 
 
-def copy_blocks(tensors: Iterable[torch.Tensor], copies: Sequence[BlockCopy], block_size: int) -> None:
+def copy_blocks(tensors: Sequence[torch.Tensor], copies: Sequence[BlockCopy], block_size: int) -> None:
     """Copy the first `num_slots` rows of each source block onto its target, in every layer.
 
     `tensors` are the pool's, stored slot by slot: [num_layers, num_slots, num_kv_heads] or, with the last
     stride 1, [num_layers, num_slots, num_kv_heads, width]. One launch for each.
     Requires at least one copy, no block to be source and target at once, and none to be a target twice.
     """
-    orders: torch.Tensor | None = None
+    orders = torch.tensor(copies, dtype=torch.int32).to(tensors[0].device)  # [num_copies, 3]
     for tensor in tensors:
-        if orders is None:
-            orders = torch.tensor(copies, dtype=torch.int32).to(tensor.device)  # [num_copies, 3]
         num_layers, _, num_kv_heads = tensor.shape[:3]
         width = tensor.shape[3] if tensor.dim() == 4 else 1
         copy_blocks_kernel[(len(copies), num_layers, num_kv_heads)](
