@@ -42,7 +42,7 @@ class GraphLimits:
         return TableSize(
             num_tokens=num_tokens,
             num_tasks=num_partials * -(-group_size // tile_queries),
-            num_block_ids=num_tokens * (self.context_length // block_size + 1 + EXTRA_PARTIALS),
+            num_block_ids=num_tokens * (self.context_length // block_size) + 2 * num_partials,
             num_partials=num_partials,
         )
 
