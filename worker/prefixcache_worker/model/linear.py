@@ -70,8 +70,8 @@ def linear(
 ) -> torch.Tensor:  # [num_rows, out_features] float32
     """Each row times `weight`.
 
-    A plain weight on a CPU stands on the left: BLAS then walks its rows as they lie in memory, which for a few
-    rows is faster than `F.linear`.
+    On a CPU a plain weight stands on the left: BLAS then walks its rows as they lie in memory, which for a
+    few rows is faster than `F.linear`.
     """
     if isinstance(weight, PackedWeight):
         return weight.multiply(inputs)

@@ -111,9 +111,7 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
     block_bytes = kv_format.block_bytes(shape, config.block_size)
     if approximation.sparse_reads is not None:
         block_bytes += BlockSummaries.block_bytes(shape)
-    pool_size = plan_pool(
-        config, block_bytes, usual_bytes=_usual_pool_bytes(model, config, context_length)
-    )
+    pool_size = plan_pool(config, block_bytes, usual_bytes=_usual_pool_bytes(model, config, context_length))
     kv_store = _allocate_pool(loaded, shape, config, kv_format, pool_size)
     attention = choose_backend(config.attention, kv_store)
     model = _made_ready(model, kv_store, attention, config, context_length)
