@@ -117,7 +117,7 @@ STORAGES = {
         Storage("int4/token-head", "*u8", "*fp32", has_row_scales=True),
     )
 }
-HEAD_DIMS = {"fp32": (64, 128), "bf16": (64, 80, 128, 256)}
+HEAD_DIMS = {"bf16": (64, 128, 256)}
 TILES = {"fp32": (4,), "fp16": (64,), "int8/head": (64,)}
 """Query rows: few and many unless told otherwise."""
 

@@ -28,7 +28,7 @@ def kernels() -> list[CompiledKernel]:
 
 def attention(kernels: list[CompiledKernel]) -> list[CompiledKernel]:
     found = [kernel for kernel in kernels if kernel.name.startswith("paged_attention")]
-    assert len(found) == 2 * 17
+    assert len(found) == 2 * 14
     return found
 
 

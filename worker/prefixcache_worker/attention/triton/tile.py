@@ -36,5 +36,7 @@ def choose_tile(num_queries: int, head_dim: int, stored: torch.dtype) -> TileSha
     if head_dim > 128:
         num_queries = 32 if is_tall and not holds_codes else 16
         return TileShape(num_queries, num_rows=32, num_warps=8, num_stages=num_stages)
-    num_warps = 8 if is_tall and head_dim > 64 else 4
-    return TileShape(64 if is_tall else 16, num_rows=64, num_warps=num_warps, num_stages=num_stages)
+    is_wide = head_dim > 64
+    tallest = 32 if stored == torch.uint8 and is_wide else 64  # to unpack codes takes registers
+    num_warps = 8 if is_tall and is_wide else 4
+    return TileShape(tallest if is_tall else 16, num_rows=64, num_warps=num_warps, num_stages=num_stages)
