@@ -46,7 +46,9 @@ def test_answers_are_those_of_plain_attention_cold_and_on_a_hit(model, backend):
     assert hand.generate(prompts[0], 20) == expected[0]
     together = [hand.add(token_ids, 20) for token_ids in prompts]
     hand.run()
-    assert [hand.num_cached(request_id) for request_id in together] == [75, 75, 75]
+    # Where all layers have windows, the first answer has left the prompt behind, but for its whole blocks.
+    num_kept = 75 if model.attention_shape.reach is None else 64
+    assert [hand.num_cached(request_id) for request_id in together] == [num_kept] * 3
     assert [hand.tokens(request_id) for request_id in together] == expected
 
 

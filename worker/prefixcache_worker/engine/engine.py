@@ -344,8 +344,8 @@ class Engine:
     def _advance(self, sequence: Sequence, num_tokens: int) -> None:
         """Count rows as written; whenever that fills a block, everybody may use it.
 
-        Where every layer has a window, rows that all have left behind are given back instead; what is to
-        be given back must not be published, so there the output waits until the end.
+        Where every layer has a window, rows that all have left behind are given back. What is behind them
+        can then not be published: so a prompt is published as a whole first, and output not before the end.
         """
         before = sequence.num_computed_tokens // self.cache.block_size
         sequence.num_computed_tokens += num_tokens
@@ -354,7 +354,8 @@ class Engine:
         reach, handle = self._shape.reach, sequence.running_handle
         if reach is None or sequence.num_computed_tokens <= sequence.num_prompt_tokens:
             self.cache.publish(handle, sequence.num_computed_tokens)
-        if reach is not None:
+        is_published = sequence.num_computed_tokens >= sequence.num_prompt_tokens
+        if reach is not None and (is_published or not sequence.request.use_cache):
             first_seen = min(sequence.num_computed_tokens - reach.size + 1, handle.num_tokens - 1)
             if first_seen > reach.num_sinks:
                 self.cache.give_back(handle, reach.num_sinks, first_seen)

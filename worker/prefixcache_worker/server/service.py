@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -107,7 +108,11 @@ async def serve_until_signal(
     """
     service = Service()
     bound_address = service.bind(address)
-    worker = build()  # blocks, but nobody is served yet
+    # Blocks, but nobody is served yet. In a thread that ends: OpenMP keeps a team for every thread that has
+    # computed, and when there are more of them than cores, none waits actively any more, which doubles
+    # the time of a small step.
+    with ThreadPoolExecutor(1) as thread:
+        worker = thread.submit(build).result()
     signals = asyncio.Semaphore(0)  # a permit for each that came
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signals.release)
