@@ -19,7 +19,7 @@ serve: $(VENV)/.runtime  ## Start the worker alone
 	$(BIN)/prefixcache serve $(ARGS)
 
 test: $(VENV)/.dev lint types  ## Lint, types and all tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 $(ARGS)
 
 test-data: $(VENV)/.dev  ## Checks that need the shared data folder (SHARED=../shared)
 	$(BIN)/python -m pytest tests/benchmarks $(ARGS)
