@@ -248,6 +248,28 @@ def test_extreme_scores_stay_finite(backend):
     torch.testing.assert_close(ours, reference, atol=2e-2, rtol=1e-4)
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("num_tokens", [1, 4, 24])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_query_that_is_not_finite_stays_visible_and_harms_no_other(backend, num_tokens, bad):
+    """Decoded, among few and among many queries; the rows end inside a vector, a chunk and a segment."""
+    shape = shape_of(2, 3, 16)
+    spans = [SequenceSpan([*range(4), 4 + i, 7 + i], 85 - num_tokens, num_tokens) for i in range(3)]
+    plan = plan_attention(spans, 16)
+    store = KvStore(shape, num_blocks=10, block_size=16)
+    torch.manual_seed(0)
+    store.keys.rows.normal_()
+    store.values.rows.normal_()
+    rows = torch.randn(2, plan.num_tokens, 2, 16)
+    query = torch.randn(plan.num_tokens, 6, 16)
+    expected = ReferenceAttention(plan, store).attend(0, query, *rows)
+    query[num_tokens] = bad  # of the second sequence
+    output = backend(plan, store).attend(0, query, *rows)
+    assert output[num_tokens].isnan().all()
+    others = torch.arange(plan.num_tokens) != num_tokens
+    torch.testing.assert_close(output[others], expected[others], atol=2e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("backend", BACKENDS[1:])
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
 @pytest.mark.parametrize("count", [1, 5, 20])

@@ -80,6 +80,10 @@ void merge(const Step &step, int64_t row) {
     const int64_t kv_head = row % step.num_query_heads / (step.num_query_heads / step.num_kv_heads);
     const float *fixed = fixed_scale(step, step.values, kv_head);
     float *output = step.output + row * head_dim;
+    if (!total.output) {  // every query sees its own row: no maximum means that no score was a finite number
+        for (int64_t d = 0; d < head_dim; ++d) output[d] = __builtin_nanf("");
+        return;
+    }
     for (int64_t d = 0; d < head_dim; ++d) output[d] = total.output[d] / total.sum * (fixed ? fixed[d] : 1.0f);
 }
 
