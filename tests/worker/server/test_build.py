@@ -12,10 +12,13 @@ from support.tiny_loaded_model import loaded
 from support.tiny_model import tiny_decoder
 
 from prefixcache import Namespace
+from prefixcache_worker.attention import native
 from prefixcache_worker.attention.calibration import CALIBRATION_TEXT, calibrate
-from prefixcache_worker.attention.layout import LayoutOrder
+from prefixcache_worker.attention.layout import KvLayout, LayoutOrder
 from prefixcache_worker.config import WorkerConfig
+from prefixcache_worker.engine.request import Completion, Request, SamplingParams, StopConditions
 from prefixcache_worker.errors import ConfigError
+from prefixcache_worker.model import linear, native_linear, native_operators
 from prefixcache_worker.model.loader import load_model
 from prefixcache_worker.model.model import AttentionWindow
 from prefixcache_worker.server import build
@@ -154,6 +157,33 @@ def test_num_threads_is_what_torch_uses():
         assert torch.get_num_threads() == before + 1
     finally:
         torch.set_num_threads(before)
+
+
+def test_s22_nothing_is_left_for_the_first_request_to_make(monkeypatch: pytest.MonkeyPatch):
+    """In a process that has loaded no kernel: they are there, and so is the pool, before the worker is."""
+    kernels = (native, native_linear, native_operators)
+    prepared = (linear.products_are_batch_invariant, native_operators.prepare_native_operators)
+    for function in (*(module._library for module in kernels), *prepared):
+        function.cache_clear()
+    worker = assemble_worker(loaded(tiny_decoder()), WorkerConfig(kv_blocks=4))
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError("made while a request waits")
+
+    for module in kernels:
+        monkeypatch.setattr(module, "load_library", refuse)
+    monkeypatch.setattr(KvLayout, "allocate", refuse)
+    engine = worker.engine_loop._engine
+    request = Request(
+        request_id="first",
+        namespace=Namespace(model="tiny", tenant="t"),
+        prompt_token_ids=(7, 8, 9),
+        sampling=SamplingParams(temperature=0),
+        stop_conditions=StopConditions(max_tokens=3, ignore_eos=True),
+    )
+    engine.add("first", request)
+    events = [output.event for _ in range(3) for output in engine.step()]
+    assert isinstance(events[-1], Completion)
 
 
 @pytest.mark.parametrize("block_size", [8, 128])

@@ -9,6 +9,7 @@ import torch
 from prefixcache_worker.model.config import ModelConfig
 from prefixcache_worker.model.linear import Weight, linear
 from prefixcache_worker.model.model import AttentionShape, ForwardBatch, StepAttention
+from prefixcache_worker.model.native_operators import prepare_native_operators
 from prefixcache_worker.model.operators import gelu_and_multiply, rms_norm, rotate, silu_and_multiply
 from prefixcache_worker.model.rope import Rope, RotaryTable, Rotation
 
@@ -47,12 +48,17 @@ class DecoderWeights:
 
 
 class Decoder:
-    """A llama-like decoder as a `Model`. Runs where its weights are; keeps no state between calls."""
+    """A llama-like decoder as a `Model`. Runs where its weights are; keeps no state between calls.
+
+    Making the first one on a CPU builds the kernel of its operators if need be (seconds, once).
+    """
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
         self._config = config
         self._attention_shape = config.attention_shape
         self._weights = weights
+        if weights.embedding.device.type == "cpu":
+            prepare_native_operators()  # so that no request waits for a compiler
 
         def table(rope: Rope) -> RotaryTable:
             return RotaryTable(rope, num_positions=config.context_length, device=weights.embedding.device)

@@ -32,7 +32,8 @@ def _library() -> ctypes.CDLL:
 
 
 @cache
-def _can_be_built() -> bool:
+def prepare_native_operators() -> bool:
+    """Build and load the kernel now rather than in the first step; whether it can be had."""
     try:
         _library()
     except NativeLibraryError:
@@ -42,7 +43,7 @@ def _can_be_built() -> bool:
 
 def takes(inputs: torch.Tensor) -> bool:
     """Whether the kernel can be had here and computes with such a tensor. Builds it if need be, once."""
-    return inputs.dtype == torch.float32 and inputs.device.type == "cpu" and _can_be_built()
+    return inputs.dtype == torch.float32 and inputs.device.type == "cpu" and prepare_native_operators()
 
 
 def rms_norm(inputs: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
