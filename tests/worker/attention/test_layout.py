@@ -1,5 +1,8 @@
 """Where things lie: the map that is printed, the strides that kernels take, and offsets beyond 32 bits."""
 
+import ctypes
+import mmap
+
 import pytest
 import torch
 from support.kv_formats import FORMATS, fixed_scales_of
@@ -73,3 +76,16 @@ def test_offsets_do_not_wrap_at_32_bits(kv_format, order):
         assert last == place.num_bytes - tensor.itemsize > 2**31
         corner = tensor[79, 3_199_999, 7]
         assert corner.storage_offset() * tensor.itemsize == place.offset(79, 3_199_999, 7)
+
+
+@pytest.mark.parametrize("order", LayoutOrder)
+def test_s22_the_pages_of_the_pool_are_there_before_anything_is_written(order):
+    """Memory that is only promised, as `torch.empty` gives it, would be fetched while a request waits."""
+    layout = KvLayout(shape=SHAPE, num_blocks=1 << 14, block_size=16, order=order)
+    tensor = layout.allocate(8, torch.float32, "cpu")  # 48 MiB, too many for what was freed before
+    first_page = -(-tensor.data_ptr() // mmap.PAGESIZE)
+    num_pages = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE - first_page
+    is_resident = (ctypes.c_ubyte * num_pages)()
+    address, size = ctypes.c_void_p(first_page * mmap.PAGESIZE), ctypes.c_size_t(num_pages * mmap.PAGESIZE)
+    assert ctypes.CDLL(None).mincore(address, size, is_resident) == 0
+    assert num_pages == sum(flag & 1 for flag in is_resident) > 10_000
