@@ -24,6 +24,10 @@ class QueueFullError(WorkerError):
     """The waiting queue is at its limit; try again later."""
 
 
+class NotFiniteError(WorkerError):
+    """The model gave a request scores that are no numbers."""
+
+
 class EngineStoppedError(WorkerError):
     """The engine is draining or has stopped."""
 

@@ -97,9 +97,9 @@ def test_only_first_last_and_best_blocks_are_read(kv_format):
             rows = pool.store.keys.read(layer, slice(slot, slot + 4)).clone()
             rows[:, head] = 50 * query[0, 3 * head : 3 * head + 3].mean(0)
             pool.store.keys.write(layer, torch.arange(slot, slot + 4), rows)
-            pool.summaries.note(layer, torch.arange(slot, slot + 4), rows)
+            pool.summaries.note(layer, torch.arange(slot, slot + 4))
     reads = SparseReads(num_top_blocks=4)
-    span = SequenceSpan(table, length - 1, 1)
+    span = SequenceSpan(table, length - 1, 1, is_answer=True)
     output = SparseAttention([span], pool.store, reads).attend(0, query)
     keys, values = pool.rows(0, table, length)
     for head, place in best.items():
@@ -145,7 +145,7 @@ def test_sequences_of_a_step_read_what_the_naive_way_reads(lengths, num_top_bloc
     reads = SparseReads(num_top_blocks)
     for i, length in enumerate(lengths):
         table = ids[8 * i : 8 * i + 8]
-        span = SequenceSpan(table, length - 1, 1)
+        span = SequenceSpan(table, length - 1, 1, is_answer=True)
         if reads.is_sparse(span, BLOCK_SIZE):
             pool.write(table, 0, length)
             spans.append(span)

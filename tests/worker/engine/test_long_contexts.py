@@ -119,3 +119,27 @@ def test_sparse_reads_leave_out_what_they_say(backend):
     num_read = 100 + sum(5 * 8 + (length - 1) % 8 + 1 for length in decoding)
     num_read += 20 + sum(range(21, 25))
     assert sparse.engine.stats().tokens.kv_rows_read == num_read
+
+
+def test_a_prompt_is_read_in_full_and_what_was_read_sparsely_is_shared_with_nobody():
+    """A cached prompt gives the same first token as a cold one, and no later turn finds a sparse row."""
+    prompt = stream("a", 100)
+    hand = HandEngine(approximation=Approximation(sparse_reads=SparseReads(6)), block_size=8)
+    answer = hand.generate(prompt, 20)
+    again = hand.add(prompt, 1)
+    hand.run()
+    assert hand.tokens(again) == answer[:1] == reference(prompt, 1)
+    assert not hand.completions[again].usage.is_approximate
+    next_turn = hand.add([*prompt, *answer, 700], 1)
+    hand.run()
+    assert hand.num_cached(next_turn) == 100
+    assert hand.tokens(next_turn) == reference([*prompt, *answer, 700], 1)
+
+
+def test_a_window_that_leaves_nothing_out_does_not_mark_answers():
+    hand = HandEngine(
+        model=WINDOWED, approximation=Approximation(window=AttentionWindow(WINDOW)), block_size=8
+    )
+    request_id = hand.add(stream("a", 90), 4)
+    hand.run()
+    assert not hand.completions[request_id].usage.is_approximate

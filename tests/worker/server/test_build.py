@@ -208,13 +208,41 @@ def test_sinks_without_a_window_are_refused():
         assemble_worker(loaded(tiny_decoder()), WorkerConfig(window_sinks=3))
 
 
-def test_a_window_and_sparse_reads_reach_the_pool_and_the_engine():
-    config = WorkerConfig(kv_blocks=4, window=64, top_k_blocks=8)
-    worker = assemble_worker(loaded(tiny_decoder()), config)
-    shape, plain = (
-        worker.model.attention_shape,
-        assemble_worker(loaded(tiny_decoder()), WorkerConfig(kv_blocks=4)),
-    )
-    assert shape.reach == AttentionWindow(64, 4)
+def test_a_window_reaches_the_shape():
+    worker = assemble_worker(loaded(tiny_decoder()), WorkerConfig(kv_blocks=4, window=64))
+    assert worker.model.attention_shape.reach == AttentionWindow(64, 4)
+
+
+def test_summaries_for_sparse_reads_count_as_part_of_the_block():
+    plain = assemble_worker(loaded(tiny_decoder()), WorkerConfig(kv_blocks=4))
+    worker = assemble_worker(loaded(tiny_decoder()), WorkerConfig(kv_blocks=4, top_k_blocks=8))
+    shape = worker.model.attention_shape
     summaries = 2 * 4 * shape.num_layers * shape.num_kv_heads * shape.head_dim
     assert worker.pool_size.block_bytes == plain.pool_size.block_bytes + summaries
+
+
+@pytest.mark.parametrize(
+    ("windows", "window", "words"),
+    [
+        ((), 64, "--top-k-blocks 8 and --window 64: within a window everything is read"),
+        (
+            (AttentionWindow(32),) * 2,
+            None,
+            "--top-k-blocks 8: all layers .* have windows of up to 32",
+        ),
+    ],
+)
+def test_sparse_reads_where_there_is_nothing_to_choose_from_are_refused(windows, window, words):
+    config = WorkerConfig(kv_blocks=4, window=window, top_k_blocks=8)
+    with pytest.raises(ConfigError, match=words):
+        assemble_worker(loaded(tiny_decoder(windows=windows)), config)
+
+
+def test_rounded_weights_without_the_kernel_are_warned_of(monkeypatch, caplog):
+    monkeypatch.setattr(build, "products_are_batch_invariant", lambda: False)
+    monkeypatch.setattr(build, "load_model", lambda *args, **kwargs: loaded(tiny_decoder()))
+    build_worker(WorkerConfig(kv_blocks=4, weights="int8"))
+    assert "--weights int8: without the compiled kernel" in caplog.text
+    caplog.clear()
+    build_worker(WorkerConfig(kv_blocks=4))
+    assert "compiled kernel" not in caplog.text

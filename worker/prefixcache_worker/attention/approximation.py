@@ -27,6 +27,10 @@ class Approximation(NamedTuple):
         ]
         return replace(shape, windows=tuple(windows))
 
+    def of(self, shape: AttentionShape) -> Approximation:
+        """What it comes to for a model: a window no narrower than the model's own leaves nothing out."""
+        return self._replace(window=None) if self.shape(shape) == shape else self
+
     def leaves_out(self, span: SequenceSpan, block_size: int) -> bool:
         """Whether a step of a sequence reads less than the model may."""
         if self.window is not None and span.length > self.window.size + self.window.num_sinks:

@@ -35,14 +35,16 @@ class BlockSummaries:
         self,
         layer: int,
         slots: torch.Tensor,  # [num_tokens] int64, no slot twice
-        key: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
     ) -> None:
-        """Rows were written. Requires: those of a block in order, from its first slot on."""
+        """Rows were written: what can be read of them counts, not what they were before they were rounded.
+
+        Requires: those of a block in order, from its first slot on.
+        """
         block_ids, places = slots // self._block_size, slots % self._block_size
         opened = block_ids[places == 0]
         self.least[layer, opened] = torch.inf
         self.greatest[layer, opened] = -torch.inf
-        rows = key.float()
+        rows = self._keys.read(layer, slots)
         targets = block_ids[:, None, None].expand_as(rows)
         self.least[layer].scatter_reduce_(0, targets, rows, "amin")
         self.greatest[layer].scatter_reduce_(0, targets, rows, "amax")

@@ -70,6 +70,13 @@ class KvStore:
 
     @property
     def block_bytes(self) -> int:
+        """What a block takes: its record, and its summary if there is one."""
+        summary_bytes = 0 if self.summaries is None else BlockSummaries.block_bytes(self.layout.shape)
+        return self.record_bytes + summary_bytes
+
+    @property
+    def record_bytes(self) -> int:
+        """What `read_blocks` gives of a block."""
         return self.format.block_bytes(self.layout.shape, self.block_size)
 
     @property
@@ -87,7 +94,7 @@ class KvStore:
         self.keys.write(layer, slots, key)
         self.values.write(layer, slots, value)
         if self.summaries is not None:
-            self.summaries.note(layer, slots, key)
+            self.summaries.note(layer, slots)
 
     def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
         """Execute copy-on-write orders in every layer. Sources are fenced by the cache, so order is free."""
@@ -121,7 +128,7 @@ class KvStore:
                 tensor[:, slots] = value if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max
 
     def read_blocks(self, block_ids: Sequence[BlockId]) -> bytes:
-        """The blocks' records, one after the other, `block_bytes` each.
+        """The blocks' records, one after the other, `record_bytes` each.
 
         A record is all that the block holds: rows of keys, their scales, rows of values, their scales,
         each as [layer][slot][head][element], in the machine's byte order. It says nothing of where the
@@ -141,11 +148,11 @@ class KvStore:
 
         Requires: no block twice, and as many records as blocks.
         """
-        assert len(records) == len(block_ids) * self.block_bytes
+        assert len(records) == len(block_ids) * self.record_bytes
         if not block_ids:
             return
         slots = self._slots_of(block_ids)
-        table = torch.frombuffer(bytearray(records), dtype=torch.uint8).view(-1, self.block_bytes)
+        table = torch.frombuffer(bytearray(records), dtype=torch.uint8).view(-1, self.record_bytes)
         first = 0
         for tensor in self._tensors():
             num_layers, width = len(tensor), self._block_width(tensor)

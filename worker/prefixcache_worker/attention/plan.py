@@ -30,6 +30,8 @@ class SequenceSpan(NamedTuple):
     block_table: Sequence[BlockId]
     start: int
     num_tokens: int
+    is_answer: bool = False
+    """Whether its tokens are ones that the model has chosen, and none is of a prompt."""
 
     @property
     def length(self) -> int:

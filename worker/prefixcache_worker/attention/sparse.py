@@ -30,8 +30,11 @@ class SparseReads(NamedTuple):
     num_top_blocks: int
 
     def is_sparse(self, span: SequenceSpan, block_size: int) -> bool:
-        """Whether this step of a sequence leaves rows out: it decodes, and has more blocks than are read."""
-        return span.num_tokens == 1 and -(-span.length // block_size) > self.num_top_blocks
+        """Whether this step of a sequence leaves rows out: it answers, and has more blocks than are read.
+
+        Prompts are read in full, so that what they leave in the tree is right for everybody.
+        """
+        return span.is_answer and span.num_tokens == 1 and -(-span.length // block_size) > self.num_top_blocks
 
     def num_rows_read(self, span: SequenceSpan, block_size: int) -> int:
         """KV rows that this step of a sequence reads of each layer and head."""

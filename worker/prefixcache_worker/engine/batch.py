@@ -43,7 +43,12 @@ def build_batch(
     """
     plans = planner.plan(
         [
-            SequenceSpan(sequence.running_handle.block_table, sequence.num_computed_tokens, num_tokens)
+            SequenceSpan(
+                sequence.running_handle.block_table,
+                sequence.num_computed_tokens,
+                num_tokens,
+                is_answer=not sequence.is_prefilling,
+            )
             for sequence, num_tokens in scheduled
         ]
     )

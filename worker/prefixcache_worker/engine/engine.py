@@ -35,7 +35,7 @@ from prefixcache_worker.engine.sampler import sample, take_rows
 from prefixcache_worker.engine.scheduler import Refusal, Scheduler
 from prefixcache_worker.engine.sequence import Sequence
 from prefixcache_worker.engine.stats import BlockStats, EngineStats, RequestStats, TokenStats
-from prefixcache_worker.errors import InvalidRequestError
+from prefixcache_worker.errors import InvalidRequestError, NotFiniteError
 from prefixcache_worker.model.model import Model
 
 logger = logging.getLogger(__name__)
@@ -110,6 +110,7 @@ class Engine:
         self._model = model
         self._shape = kv_store.layout.shape
         assert self._shape == config.approximation.shape(model.attention_shape)
+        self._approximation = config.approximation.of(model.attention_shape)
         sparse_reads = config.approximation.sparse_reads
         self._attention = attention if sparse_reads is None else SparseBackend(attention, sparse_reads)
         self._planner = AttentionPlanner(
@@ -305,13 +306,34 @@ class Engine:
         counters.peak_running = max(counters.peak_running, len(self._scheduler.running))
         return cache
 
+    def _fail_what_is_no_number(self, batch: Batch, logits: torch.Tensor) -> list[Output]:
+        """Give up the requests with a row of logits from which nothing can be drawn."""
+        is_number = logits.amax(dim=1).isfinite().tolist()  # NaN wins over every maximum
+        if all(is_number):
+            return []
+        owners = [
+            sequence.key
+            for (sequence, _), count in zip(batch.spans, batch.num_logit_rows, strict=True)
+            for _ in range(count)
+        ]
+        keys = {key for key, is_right in zip(owners, is_number, strict=True) if not is_right}
+        logger.error("the model gave %d requests scores that are no numbers; they are given up", len(keys))
+        error = NotFiniteError(
+            "the model's scores for this request are no numbers; "
+            "use fp32 for --weights and --kv-dtype, or check the model"
+        )
+        return self._fail(keys, error)
+
     def _note_approximations(self, batch: Batch) -> None:
-        approximation = self.config.approximation
-        if approximation == EXACT:
+        if self._approximation == EXACT:
             return
+        sparse_reads, block_size = self._approximation.sparse_reads, self.cache.block_size
         for (sequence, _), span in zip(batch.spans, batch.plans[0].spans, strict=True):
-            if approximation.leaves_out(span, self.cache.block_size):
+            if self._approximation.leaves_out(span, block_size):
                 self._answers[sequence.key].is_approximate = True
+            is_sparse = sparse_reads is not None and sparse_reads.is_sparse(span, block_size)
+            if is_sparse and sequence.num_exact_tokens is None:
+                sequence.num_exact_tokens = sequence.num_computed_tokens
 
     def _execute_copies(self, batch: Batch) -> None:
         for sequence, _ in batch.spans:
@@ -326,9 +348,12 @@ class Engine:
         sampled: list[Sequence] = []
         rows: list[int] = []
         end = 0
+        outputs += self._fail_what_is_no_number(batch, logits)
         self._note_approximations(batch)
         for (sequence, num_tokens), num_logit_rows in zip(batch.spans, batch.num_logit_rows, strict=True):
             start, end = end, end + num_logit_rows
+            if sequence.key not in self._answers:
+                continue
             scores = sequence.score_prompt(logits[start:end])
             if scores is not None:
                 outputs.append(Output(sequence.key, scores))
@@ -353,7 +378,7 @@ class Engine:
             return
         reach, handle = self._shape.reach, sequence.running_handle
         if reach is None or sequence.num_computed_tokens <= sequence.num_prompt_tokens:
-            self.cache.publish(handle, sequence.num_computed_tokens)
+            self.cache.publish(handle, sequence.num_publishable_tokens)
         is_published = sequence.num_computed_tokens >= sequence.num_prompt_tokens
         if reach is not None and (is_published or not sequence.request.use_cache):
             first_seen = min(sequence.num_computed_tokens - reach.size + 1, handle.num_tokens - 1)

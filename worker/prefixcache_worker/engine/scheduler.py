@@ -148,10 +148,11 @@ class Scheduler:
     def _give_back(self, sequence: Sequence) -> None:
         handle = sequence.running_handle
         if not handle.copies:  # else the rows that they were to bring are not there
-            self._cache.publish(handle, sequence.num_computed_tokens, include_tail=True)
+            self._cache.publish(handle, sequence.num_publishable_tokens, include_tail=True)
         self._cache.release(handle)
         sequence.handle = None
         sequence.num_computed_tokens = 0
+        sequence.num_exact_tokens = None
         self.running.remove(sequence)
 
     def _decode(self, sequences: list[Sequence], step: _Step) -> None:

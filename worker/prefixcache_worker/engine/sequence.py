@@ -41,6 +41,9 @@ class Sequence:
         self.index = index
         self.token_ids = list(request.prompt_token_ids)
         self.num_computed_tokens = 0
+        self.num_exact_tokens: int | None = None
+        """So many rows at the beginning are the model's own; None while all are. The others are shared
+        with nobody."""
         self.handle: SequenceHandle | None = None
         self.assembler = assembler
         self.max_total_tokens = max_total_tokens
@@ -93,6 +96,13 @@ class Sequence:
     def num_uncomputed_tokens(self) -> int:
         """Tokens whose KV is missing: 1 while decoding, more while prefilling."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_publishable_tokens(self) -> int:
+        """Rows at the beginning that others may use."""
+        if self.num_exact_tokens is None:
+            return self.num_computed_tokens
+        return min(self.num_computed_tokens, self.num_exact_tokens)
 
     @property
     def is_prefilling(self) -> bool:

@@ -25,6 +25,7 @@ from prefixcache_worker.engine.cache_scheme import make_cache
 from prefixcache_worker.engine.engine import Engine, EngineConfig
 from prefixcache_worker.engine.engine_loop import EngineLoop
 from prefixcache_worker.errors import ConfigError
+from prefixcache_worker.model.linear import products_are_batch_invariant
 from prefixcache_worker.model.loader import LoadedModel, load_model
 from prefixcache_worker.model.model import AttentionShape, AttentionWindow, Model
 from prefixcache_worker.server.gpu_memory import CudaMemory, pool_bytes_left
@@ -87,6 +88,12 @@ def build_worker(config: WorkerConfig) -> Worker:
         )
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
+    if config.device == "cpu" and config.weights != "fp32" and not products_are_batch_invariant():
+        logger.warning(
+            "--weights %s: without the compiled kernel the rounded weights are kept in float32, which saves "
+            "neither memory nor time; install a C++ compiler, or use --weights fp32",
+            config.weights,
+        )
     loaded = load_model(config.model, device=config.device, weight_format=config.weights)
     worker = assemble_worker(loaded, config)
     model = worker.model
@@ -105,7 +112,7 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
     """The same with a model that is loaded already. Raises ConfigError."""
     model = loaded.model
     context_length = _context_length(config, model.context_length)
-    approximation = _approximation(config)
+    approximation = _approximation(config, model.attention_shape)
     shape = approximation.shape(model.attention_shape)
     kv_format = choose_format(config.kv_dtype or USUAL_KV_DTYPES[config.device], config.kv_scales, shape)
     block_bytes = kv_format.block_bytes(shape, config.block_size)
@@ -232,7 +239,17 @@ def _context_length(config: WorkerConfig, model_context_length: int) -> int:
     return config.context_length
 
 
-def _approximation(config: WorkerConfig) -> Approximation:
+def _approximation(config: WorkerConfig, shape: AttentionShape) -> Approximation:
+    if config.top_k_blocks is not None and config.window is not None:
+        raise ConfigError(
+            f"--top-k-blocks {config.top_k_blocks} and --window {config.window}: within a window "
+            "everything is read, so there are no blocks to choose from; drop one"
+        )
+    if config.top_k_blocks is not None and shape.reach is not None:
+        raise ConfigError(
+            f"--top-k-blocks {config.top_k_blocks}: all layers of the model have windows of up to "
+            f"{shape.reach.size} tokens, so there are no blocks to choose from; drop it"
+        )
     if config.window is None and config.window_sinks is not None:
         raise ConfigError(
             f"--window-sinks: {config.window_sinks} rows before a window that is not there; give --window too"

@@ -18,6 +18,7 @@ from prefixcache_worker.errors import (
     DuplicateRequestError,
     EngineStoppedError,
     InvalidRequestError,
+    NotFiniteError,
     QueueFullError,
 )
 
@@ -43,6 +44,7 @@ STATUS_BY_ERROR: dict[type[Exception], StatusRow] = {
     OutOfBlocksError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "OUT_OF_BLOCKS"),
     QuotaExceededError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED"),
     NotPublisherError: StatusRow(grpc.StatusCode.PERMISSION_DENIED, "NOT_PUBLISHER"),
+    NotFiniteError: StatusRow(grpc.StatusCode.INTERNAL, "NOT_FINITE"),
     EngineStoppedError: StatusRow(grpc.StatusCode.UNAVAILABLE, "ENGINE_STOPPED"),
 }
 _UNEXPECTED = StatusRow(grpc.StatusCode.INTERNAL, "INTERNAL_ERROR")
