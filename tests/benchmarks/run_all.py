@@ -3,6 +3,7 @@
 The page shows the newest rows of each, also those that miss their bar; the exit status is 1 when one did.
 
 Usage: run_all.py [--only NAME ...] [--vllm "PYTHON peer_vllm.py MODEL_DIR"]
+                  [--llamacpp "PYTHON peer_llamacpp.py GGUF"]
                   [--sglang PYTHON] [--vllm-python PYTHON]
 """
 
@@ -25,7 +26,7 @@ RESULTS = HERE.parents[1] / "build" / "bench"
 PAGE = HERE.parents[1] / "docs" / "performance.md"
 PICTURE = HERE.parents[1] / "docs" / "schemes.png"
 README = HERE.parents[1] / "README.md"
-README_BENCHMARKS = ("main_job", "peers", "decode")
+README_BENCHMARKS = ("main_job", "peers")
 README_MARKS = ("<!-- measured: made by make bench -->", "<!-- end of measured -->")
 
 
@@ -39,7 +40,10 @@ class Benchmark(NamedTuple):
 
 BENCHMARKS = {
     "main_job": Benchmark("The main job"),
-    "peers": Benchmark("Beside vLLM on the same machine", ' --vllm "PYTHON peer_vllm.py MODEL_DIR"'),
+    "peers": Benchmark(
+        "Beside vLLM and llama.cpp on the same machine",
+        ' --vllm "PYTHON peer_vllm.py MODEL_DIR" --llamacpp "PYTHON peer_llamacpp.py GGUF"',
+    ),
     "linears": Benchmark("Products with the weights"),
     "decode": Benchmark("Decode steps and the machine's limits"),
     "hit_equality": Benchmark("A hit changes nothing"),
@@ -118,22 +122,28 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="*", choices=BENCHMARKS, default=list(BENCHMARKS))
     parser.add_argument(
-        "--vllm", help="the command that starts vLLM as a peer; without it peers.py is left out"
+        "--vllm", help="the command that starts vLLM as a peer; without any peer peers.py is left out"
     )
+    parser.add_argument("--llamacpp", help="the command that starts llama.cpp as a peer")
     parser.add_argument("--sglang", metavar="PYTHON", help="measure SGLang's cache in cache_ops.py too")
     parser.add_argument("--vllm-python", metavar="PYTHON", help="measure vLLM's cache in cache_ops.py too")
     args = parser.parse_args()
     cache_peers = {"--sglang": args.sglang, "--vllm-python": args.vllm_python}
     arguments = {
-        "peers": ["--vllm", args.vllm],
+        "peers": [
+            word
+            for option in ("--vllm", "--llamacpp")
+            if (command := getattr(args, option[2:]))
+            for word in (option, command)
+        ],
         "schemes": ["--picture", str(PICTURE)],
         "cache_ops": [word for option, python in cache_peers.items() if python for word in (option, python)],
     }
     RESULTS.mkdir(parents=True, exist_ok=True)
     failed = []
     for name in args.only:
-        if name == "peers" and args.vllm is None:
-            print("peers: left out, --vllm is not given")
+        if name == "peers" and not arguments["peers"]:
+            print("peers: left out, neither --vllm nor --llamacpp is given")
             continue
         print(f"== {name}", flush=True)
         if not run(name, arguments.get(name, [])):
