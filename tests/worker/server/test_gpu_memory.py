@@ -55,7 +55,7 @@ def test_the_largest_step_is_really_run(monkeypatch):
         )
         assert len(steps[-1].token_ids) == num_tokens
         assert torch.equal(steps[-1].positions, torch.arange(num_tokens))
-        assert len(steps[-1].logit_rows) == 4
+        assert torch.equal(steps[-1].logit_rows, torch.arange(num_tokens))  # a prompt may be scored
 
 
 def test_longer_contexts_leave_less():

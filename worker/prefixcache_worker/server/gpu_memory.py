@@ -70,7 +70,7 @@ def pool_bytes_left(
     Runs that step, without a pool, to see. Raises ConfigError when nothing is left.
     """
     num_tokens = min(max_batch_tokens, context_length)
-    step_bytes = memory.peak_bytes(lambda: _run_largest_step(model, num_tokens, max_running, device))
+    step_bytes = memory.peak_bytes(lambda: _run_largest_step(model, num_tokens, device))
     attention_bytes = partial_bytes(model.attention_shape, max_batch_tokens + max_running, context_length)
     spare_bytes = int(SPARE_SHARE * memory.total_bytes)
     left = memory.free_bytes - step_bytes - attention_bytes - spare_bytes
@@ -90,14 +90,15 @@ def partial_bytes(shape: AttentionShape, num_tokens: int, context_length: int) -
     return num_partials * shape.num_query_heads * (shape.head_dim + 2) * torch.float32.itemsize
 
 
-def _run_largest_step(model: Model, num_tokens: int, max_running: int, device: torch.device | str) -> None:
+def _run_largest_step(model: Model, num_tokens: int, device: torch.device | str) -> None:
+    """A prompt that is scored: every token has a row of logits."""
     positions = torch.arange(num_tokens, device=device)
     model.forward(
         ForwardBatch(
             token_ids=torch.zeros_like(positions),
             positions=positions,
             prompt_lengths=torch.full_like(positions, num_tokens),
-            logit_rows=positions[:max_running],
+            logit_rows=positions,
         ),
         _NoAttention(),
     )
