@@ -95,7 +95,9 @@ class PackedWeight:
         assert inputs.dtype == torch.float32
         inputs = inputs.contiguous()
         outputs = torch.empty(num_rows, self._weight.out_features)
-        scratch = torch.empty(num_rows * self._scratch_row_bytes, dtype=torch.uint8)
+        scratch = outputs  # which fp32 needs none of
+        if self._scratch_row_bytes:
+            scratch = torch.empty(num_rows * self._scratch_row_bytes, dtype=torch.uint8)
         self._multiply(
             ctypes.addressof(self._weight),
             inputs.data_ptr(),
