@@ -111,6 +111,30 @@ def test_tenants_that_do_not_count_any_more_are_forgotten():
     assert service["always"] == 6 * MAX_REMEMBERED_TENANTS
 
 
+def test_no_more_tenants_are_remembered_when_each_comes_once_and_nobody_waits():
+    """The level stays at zero, and every counter is above it: the highest are kept."""
+    service = TenantService()
+    for i in range(5 * MAX_REMEMBERED_TENANTS):
+        service.starts_waiting(f"tenant {i}")
+        service.stops_waiting(f"tenant {i}")
+        service.charge(f"tenant {i}", 1000 if i == 7 else 1)
+        assert len(service._num_tokens) <= MAX_REMEMBERED_TENANTS + 1
+    assert service["tenant 7"] == 1000
+
+
+def test_what_runs_on_after_its_tenant_is_forgotten_is_charged_from_the_level():
+    service = TenantService()
+    service.starts_waiting("waits")
+    service.charge("waits", 50)
+    service.starts_waiting("runs")
+    service.stops_waiting("runs")
+    for i in range(2 * MAX_REMEMBERED_TENANTS):
+        service.charge(f"tenant {i}", 100)
+    assert "runs" not in service._num_tokens
+    service.charge("runs", 3)
+    assert service["runs"] == 53
+
+
 def test_a_cached_prefix_goes_first_and_prompts_with_one_prefix_go_together():
     hand = HandEngine(max_running=1)
     for i in range(3):
