@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from support.hand_engine import HandEngine, reference, stream
 
 from prefixcache_worker.engine.tenant_service import MAX_REMEMBERED_TENANTS, TenantService
@@ -141,6 +142,15 @@ def test_a_cached_prefix_goes_first_and_prompts_with_one_prefix_go_together():
         for name in "ab":
             hand.add([*stream(name, 40), 500 + i], request_id=f"{name}{i}")
     assert order(hand) == ["a0", "a1", "a2", "b0", "b1", "b2"]
+
+
+@pytest.mark.parametrize("options", [{"use_cache": False}, {"prompt_logprobs": 0}])
+def test_what_may_not_use_the_cache_does_not_go_first_for_what_is_in_it(options):
+    hand = HandEngine(max_running=1)
+    hand.generate(stream("a", 40))
+    hand.add(stream("b", 40), request_id="old")
+    hand.add([*stream("a", 40), 500], request_id="young", **options)
+    assert order(hand)[1:] == ["old", "young"]
 
 
 def test_a_prompt_that_never_hits_is_overtaken_so_many_times_and_no_more():

@@ -171,8 +171,13 @@ class Sequence:
         return self.token_ids if self.num_output_tokens else self._packed_prompt
 
     def match_in(self, cache: CacheScheme[Any]) -> Match:
-        """What the cache has of its tokens now. O(edges), and O(tokens) when there is output."""
+        """What the cache has of its tokens now, and it may use. O(edges), and O(tokens) when there is output.
+
+        Nothing for one that bypasses the cache, nor for one that still needs the logits of its prompt.
+        """
         request = self.request
+        if not request.use_cache or self.max_cached_tokens is not None:
+            return Match([], 0, None)
         return cache.match(self.cache_tokens, request.namespace, num_public_tokens=request.num_public_tokens)
 
     def has_common_block(self, other: Sequence, block: int, block_size: int) -> bool:
