@@ -11,7 +11,7 @@ from xxhash import xxh3_64_intdigest
 
 from prefixcache.audit import check_references
 from prefixcache.block_keys import BlockKey, BlockKeys
-from prefixcache.block_pool import BlockPool, OnFree
+from prefixcache.block_pool import BlockId, BlockPool, OnFree
 from prefixcache.cached_blocks import CachedBlocks
 from prefixcache.errors import InvalidArgumentError
 from prefixcache.events import EventLog, EventState
@@ -154,6 +154,11 @@ class PrefixCache:
         """Blocks that can be had, quotas aside: the free ones, and the idle ones by eviction."""
         self._pins.end_due()
         return self._pool.num_free + self._pool.num_idle
+
+    def num_holders(self, block_id: BlockId) -> int:
+        """Handles, pins and pending copies that keep a block: at 0 it can be had. O(1)."""
+        pool = self._pool
+        return pool.num_references(block_id) - (pool.is_cached(block_id) or pool.is_stale(block_id))
 
     def match(self, token_ids: TokenIds, namespace: Namespace, *, num_public_tokens: int = 0) -> Match:
         """The longest cached prefix that `acquire` would find now; always less than the whole prompt.

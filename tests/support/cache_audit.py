@@ -47,6 +47,8 @@ def check_counts(cache: PrefixCache, model: CacheModel) -> None:
     stats = cache.stats()
     assert stats == model.stats(num_nodes=stats.num_nodes)
     assert cache.num_available_blocks == stats.num_free + len(model.idle())
+    num_held = sum(cache.num_holders(BlockId(i)) > 0 for i in range(cache.num_blocks))
+    assert num_held == cache.num_blocks - cache.num_available_blocks
     assert set(model.counts) <= set(cache.tenants())
     for tenant in cache.tenants():
         assert cache.usage(tenant) == model.usage(tenant)

@@ -307,3 +307,59 @@ def test_choices_are_copied_only_where_they_part():
     for index in range(8):
         assert hand.tokens(request_id, index) == reference(stream("a", 40), 8)
         assert hand.finish_reason(request_id, index) is FinishReason.LENGTH
+
+
+def test_nobody_gives_a_slot_to_who_then_finds_no_blocks():
+    """Seven of ten blocks are the first one's: with the low one's there are three, and five are needed."""
+    hand = HandEngine(num_blocks=10, max_running=2)
+    hand.add(stream("a", 100), 8, request_id="first", priority=5)
+    hand.add(stream("b", 8), 8, request_id="low")
+    hand.step()
+    hand.add(stream("c", 70), 4, request_id="urgent", priority=1)
+    hand.step()
+    assert running(hand) == {"first", "low"}
+    hand.run()
+    assert num_preemptions(hand) == 0
+    assert hand.tokens("urgent") == reference(stream("c", 70), 4)
+
+
+def test_nobody_gives_way_for_blocks_that_the_urgent_one_shares_anyway():
+    """The urgent prompt needs three more blocks, one is free, and the low one has one of its own."""
+    hand = HandEngine(num_blocks=10)
+    hand.add(stream("a", 70), 8, request_id="first", priority=5)
+    hand.add([*stream("b", 48), *stream("d", 4)], 8, request_id="low")
+    hand.step()
+    hand.add([*stream("b", 48), *stream("c", 40)], 4, request_id="urgent", priority=1)
+    hand.step()
+    assert running(hand) == {"first", "low"}
+    hand.run()
+    assert num_preemptions(hand) == 0
+
+
+def test_nobody_gives_way_for_blocks_that_a_pin_keeps():
+    """The low one holds four pinned blocks and one of its own; the urgent one lacks three."""
+    hand = HandEngine(num_blocks=10)
+    hand.generate(stream("b", 64))
+    hand.cache.pin(stream("b", 64), NAMESPACE)
+    hand.add(stream("a", 50), 8, request_id="first", priority=5)
+    hand.add(stream("b", 70), 8, request_id="low")
+    hand.step()
+    hand.add(stream("c", 50), 4, request_id="urgent", priority=1)
+    hand.step()
+    assert running(hand) == {"first", "low"}
+    hand.run()
+    assert num_preemptions(hand) == 0
+
+
+def test_who_is_not_needed_does_not_give_way_although_it_is_the_youngest():
+    """The older one gives up the slots of four choices, of which three are needed."""
+    hand = HandEngine(max_running=5, max_batch_tokens=16)
+    hand.add(stream("a", 90), 4, request_id="four", tenant="a", n=4)
+    hand.step()
+    hand.add(stream("b", 4), 20, request_id="one", tenant="b")
+    hand.step()
+    hand.add(stream("c", 4), 4, request_id="urgent", tenant="c", n=3, priority=1)
+    hand.step()
+    assert running(hand) == {"one", "urgent"}
+    hand.run()
+    assert num_preemptions(hand) == 1

@@ -114,6 +114,8 @@ def test_it_holds_what_a_model_that_counts_says(
         assert not {i for table in tables for i in table} & set(freed)
         assert stats.num_live == model.num_taken() * extent_blocks
         assert stats.num_free + stats.num_live == num_blocks
+        num_in_extents = model.num_extents * extent_blocks
+        assert sum(cache.num_holders(i) > 0 for i in range(num_in_extents)) == stats.num_live
         if operation in "cr":
             assert len(freed) == stats.num_free - before.num_free
     for claim in model.claims:

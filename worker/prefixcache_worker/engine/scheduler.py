@@ -11,6 +11,7 @@ from prefixcache_worker.engine.cache_scheme import CacheScheme, SequenceHandle
 from prefixcache_worker.engine.sequence import Sequence
 from prefixcache_worker.engine.single_flight import find_flight
 from prefixcache_worker.engine.tenant_service import TenantService
+from prefixcache_worker.engine.victims import Room, choose_victims
 from prefixcache_worker.engine.waiting_queue import WaitingQueue
 
 PREFILL_PART = 4
@@ -214,7 +215,7 @@ class Scheduler:
         if flight is not None and not sequence.is_overdue:
             self.waiting.park(sequence, flight)
             return True
-        if flight is not None or not self._make_slots(sequence, step):
+        if flight is not None:
             return False  # if it is overdue, nobody may overtake it while it waits for the prefill
         try:
             handle = self._acquire(sequence, step)
@@ -227,6 +228,8 @@ class Scheduler:
             else:
                 return False
             return True
+        if handle is None:
+            return False
         self.waiting.remove(sequence)
         sequence.handle = handle
         sequence.num_computed_tokens = handle.num_cached_tokens
@@ -242,27 +245,19 @@ class Scheduler:
             if other.arrival < sequence.arrival:
                 self.waiting.count_overtake(other)
 
-    def _make_slots(self, sequence: Sequence, step: _Step) -> bool:
-        """Whether the sequence and its choices may run, if need be because less urgent ones give way."""
-        num_missing = self.num_running + 1 + sequence.num_choices_to_fork - self._max_running
-        victims: list[Sequence] = []
-        for victim in sorted(_less_urgent(self.running, sequence), key=_standing):
-            if num_missing <= 0:
-                break
-            victims.append(victim)
-            num_missing -= 1 + victim.num_choices_to_fork
-        if num_missing > 0:
-            return False
-        for victim in victims:
-            self._preempt_in_step(victim, step)
-        return True
+    def _acquire(self, sequence: Sequence, step: _Step) -> SequenceHandle | None:
+        """Take blocks for all its tokens and slots for it and its choices, if need be from less urgent ones.
 
-    def _acquire(self, sequence: Sequence, step: _Step) -> SequenceHandle:
-        """Take blocks for all its tokens, if need be from less urgent sequences; raises as the cache does."""
+        None without slots; raises as the cache does. Who gives way is chosen for both before anybody does.
+        """
         request = sequence.request
         while True:
+            victims = self._choose_victims(sequence)
+            if victims is None:
+                return None
+            handle: SequenceHandle | None = None
             try:
-                handle: SequenceHandle = self._cache.acquire(
+                handle = self._cache.acquire(
                     sequence.cache_tokens,
                     request.namespace,
                     num_public_tokens=request.num_public_tokens,
@@ -270,12 +265,34 @@ class Scheduler:
                     max_cached_tokens=sequence.max_cached_tokens,
                     is_resumed=sequence.is_resumed,
                 )
-                return handle
             except (OutOfBlocksError, QuotaExceededError) as error:
-                victims = _less_urgent(self._rivals(sequence, error), sequence)
-                if self._num_blocks_held_only_by(victims) < error.num_missing:
+                victims = self._choose_victims(sequence, error)
+                if victims is None:
                     raise
-                self._preempt_in_step(min(victims, key=_standing), step)
+            for victim in victims:
+                self._preempt_in_step(victim, step)
+            if handle is not None:
+                return handle
+
+    def _choose_victims(
+        self, sequence: Sequence, error: OutOfBlocksError | QuotaExceededError | None = None
+    ) -> list[Sequence] | None:
+        """Who gives way for the slots it needs and the blocks that were missing; None if that is not enough.
+
+        Looks at no floors: what is left to a tenant that is below its own may still not be had.
+        """
+        if error is None:
+            room, num_blocks = Room(self._cache), 0
+        else:
+            tenant = sequence.tenant if isinstance(error, QuotaExceededError) else None
+            room = Room(self._cache, sequence.match_in(self._cache).block_ids, tenant)
+            num_blocks = error.num_missing
+        return choose_victims(
+            sorted(_less_urgent(self.running, sequence), key=_standing),
+            room,
+            num_slots=self.num_running + 1 + sequence.num_choices_to_fork - self._max_running,
+            num_blocks=num_blocks,
+        )
 
     def _rivals(self, sequence: Sequence, error: RefusalError) -> list[Sequence]:
         """Running sequences whose blocks would do: all, or at a ceiling those of the same tenant."""
@@ -286,14 +303,6 @@ class Scheduler:
                 return [other for other in self.running if other.tenant == sequence.tenant]
             case NotPublisherError():
                 return []
-
-    def _num_blocks_held_only_by(self, victims: list[Sequence]) -> int:
-        """Blocks that would become idle if all of these gave way. O(blocks of all tables)."""
-        if not victims:
-            return 0
-        others = set(self.running).difference(victims)
-        held = {block_id for sequence in victims for block_id in sequence.running_handle.held_blocks}
-        return len(held.difference(*(sequence.running_handle.held_blocks for sequence in others)))
 
     def _preempt_in_step(self, sequence: Sequence, step: _Step) -> None:
         """Preempt, and take back what the sequence had been given in this step."""

@@ -89,6 +89,10 @@ class UnsharedCache:
         # Counts extents by their numbers, as if each were one block.
         self._pool = BlockPool(num_blocks // extent_blocks, on_free=self._tell_freed)
 
+    def num_holders(self, block_id: BlockId) -> int:
+        """The handle whose extent it is in, and those that are to copy it. O(1)."""
+        return self._pool.num_references(BlockId(block_id // self._extent_blocks))
+
     def match(self, token_ids: TokenIds, namespace: Namespace, *, num_public_tokens: int = 0) -> Match:
         """Nothing."""
         return Match([], 0, None)
