@@ -363,3 +363,34 @@ def test_who_is_not_needed_does_not_give_way_although_it_is_the_youngest():
     assert running(hand) == {"one", "urgent"}
     hand.run()
     assert num_preemptions(hand) == 1
+
+
+def test_who_gives_way_and_comes_back_in_one_step_has_one_share_of_it():
+    """The long answer needs the block of the short one, which its tenant's floor keeps: both give way.
+
+    The short one is the last of the answers; a prompt that waits leaves it to the end of the step, after
+    it has come back by what is left for prompts.
+    """
+    hand = HandEngine(
+        num_blocks=6, max_running=4, max_batch_tokens=4, quotas={"floor": TenantQuota(floor_blocks=1)}
+    )
+    hand.add(stream("a", 40), 12, request_id="long", tenant="long")
+    while not hand.deltas["long"]:
+        hand.step()
+    for name in "bc":
+        hand.add(stream(name, 2), 12, request_id=name, tenant="other", priority=1)
+    hand.step()
+    hand.add(stream("d", 2), 12, request_id="short", tenant="floor")
+    while len(running(hand)) < 4:
+        hand.step()
+    hand.add(stream("e", 2), 1, request_id="waits", tenant="floor", priority=-1)
+    service = hand.engine._scheduler._service
+    while num_preemptions(hand) == 0:
+        num_tokens, num_charged = len(hand.tokens("short")), service["floor"]
+        hand.step()
+    assert num_preemptions(hand) == 2
+    assert len(hand.tokens("short")) == num_tokens + 1
+    assert service["floor"] == num_charged + 1
+    hand.run()
+    assert hand.tokens("short") == reference(stream("d", 2), 12)
+    assert hand.tokens("long") == reference(stream("a", 40), 12)

@@ -161,7 +161,7 @@ class Scheduler:
         for sequence in sequences:
             if step.num_left == 0:
                 return
-            if sequence.handle is not None and self._make_room(sequence, step):
+            if step.may_have(sequence) and self._make_room(sequence, step):
                 step.give(sequence, 1)
                 self._service.charge(sequence.tenant, 1)
 
@@ -173,7 +173,7 @@ class Scheduler:
         is_full = len(self.running) >= self._max_running
         is_admitting = not is_full or self.waiting.may_outrank(self.running)
         while step.num_left:
-            while prefills and prefills[-1].handle is None:  # it had to give way
+            while prefills and not step.may_have(prefills[-1]):
                 prefills.pop()
             waiting = self.waiting.first(step.blocked_tenants) if is_admitting else None
             if waiting is not None and not (prefills and claim(prefills[-1]) <= claim(waiting)):
@@ -320,8 +320,13 @@ class _Step:
         """Those that can have no more blocks as long as what they run goes on."""
         self.refusals: list[Refusal] = []
 
+    def may_have(self, sequence: Sequence) -> bool:
+        """Whether it still runs, and has got nothing: one that gave way may be back, with its share."""
+        return sequence.handle is not None and sequence not in self.num_tokens
+
     def give(self, sequence: Sequence, num_tokens: int) -> None:
         """Give it so many of what is left."""
+        assert sequence not in self.num_tokens, "two shares of a step"
         self.num_tokens[sequence] = num_tokens
         self.num_left -= num_tokens
 
