@@ -44,13 +44,19 @@ class StepOutputs(NamedTuple):
 
 
 def shape_of(
-    num_kv_heads: int = 2, group_size: int = 3, head_dim: int = 8, num_layers: int = 2
+    num_kv_heads: int = 2,
+    group_size: int = 3,
+    head_dim: int = 8,
+    num_layers: int = 2,
+    *,
+    score_scale: float | None = None,
 ) -> AttentionShape:
     return AttentionShape(
         num_layers=num_layers,
         num_query_heads=num_kv_heads * group_size,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
+        score_scale=score_scale,
     )
 
 
@@ -67,13 +73,17 @@ def run_both(
     query_dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     seed: int = 0,
+    poison: float = torch.nan,
 ) -> StepOutputs:
-    """The last layer's outputs over a pool in which only rows that somebody sees are written."""
+    """The last layer's outputs over a pool in which only rows that somebody sees are written.
+
+    All others are filled with `poison`.
+    """
     torch.manual_seed(seed)
     plan = plan_attention(spans, block_size, window=window, share=share)
     num_blocks = 1 + max(block_id for span in spans for block_id in span.block_table)
     store = make_store(shape, num_blocks, block_size, kv_format, order=order, device=device)
-    store.fill_blocks(range(num_blocks), torch.nan)
+    store.fill_blocks(range(num_blocks), poison)
     layer = shape.num_layers - 1
     for span in spans:
         first_seen = 0 if window is None else max(0, span.start - window.size + 1)

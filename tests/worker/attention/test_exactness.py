@@ -166,22 +166,32 @@ def test_every_tile_of_queries_gives_the_same_bits(head_dim, group):
         assert_same_bits(outputs, {i: expected[i] for i in range(count)})
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=40)
 @given(
-    st.lists(st.integers(1, 700), min_size=1, max_size=4),
-    st.integers(0, 700),
+    st.integers(64, 640),
+    st.lists(st.tuples(st.integers(0, 60), st.integers(1, 80)), min_size=2, max_size=4),
     st.sampled_from([1, 16, 128]),
-    st.sampled_from(WINDOWS),
-    st.data(),
+    st.sampled_from([None, AttentionWindow(260), AttentionWindow(200, 4), AttentionWindow(33, 70)]),
+    st.sampled_from(FORMATS),
+    st.booleans(),
 )
-def test_any_step_gives_the_bits_of_decoding_alone(lengths, num_shared, block_size, window, data):
-    setting = Setting(SHAPE, block_size=block_size, window=window)
-    num_tokens = [data.draw(st.integers(1, min(length, 80)), label="tokens") for length in lengths]
-    num_shared = min([num_shared, *(n - k for n, k in zip(lengths, num_tokens, strict=True))])
-    texts = make_texts(SHAPE, lengths, num_shared)
-    plain = last_outputs(texts, num_tokens, setting, share=False)
+def test_any_step_gives_the_bits_of_decoding_alone(
+    num_shared, private, block_size, window, kv_format, shuffle
+):
+    """Behind a run of shared blocks each text has cached rows of its own, and then the tokens of the step.
+
+    All windows see enough of the run, through their sinks or their ends, that it is read once for all.
+    """
+    num_shared = -(-num_shared // block_size) * block_size
+    setting = Setting(SHAPE, block_size, window, kv_format)
+    num_tokens = [count for _, count in private]
+    texts = make_texts(SHAPE, [num_shared + sum(counts) for counts in private], num_shared)
     one_by_one = each_alone(texts, [min(count, 2) for count in num_tokens], setting)
-    assert_same_bits({i: output[-2:] for i, output in plain.items()}, one_by_one)
+    for share in (True, False):
+        together = last_outputs(
+            texts, num_tokens, setting, num_shared=num_shared, share=share, shuffle=shuffle
+        )
+        assert_same_bits({i: output[-2:] for i, output in together.items()}, one_by_one)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
