@@ -13,7 +13,7 @@ from support.spans import steps, windows
 
 from prefixcache_worker.attention import cpu
 from prefixcache_worker.attention.cpu import CpuAttention, attend_dense, attend_flash, merge_partials
-from prefixcache_worker.attention.kv_format import FP32, KvDtype, KvFormat
+from prefixcache_worker.attention.kv_format import KvDtype, KvFormat
 from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.attention.layout import LayoutOrder
 from prefixcache_worker.attention.native import NativeAttention, max_head_dim, prepare_native_attention

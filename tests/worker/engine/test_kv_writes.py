@@ -91,3 +91,35 @@ def test_s19_the_pool_neither_grows_nor_moves_and_growing_answers_copy_nothing(s
     hand.run()
     assert hand.tokens(ids[-1]) == reference(stream("v", 7), 25)
     assert places() == before
+
+
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+@pytest.mark.parametrize("chunk", [7, 512])
+def test_b35_rows_lie_where_the_table_says_though_its_blocks_do_not_follow_each_other(
+    chunk: int, backend: str
+):
+    """A hit of two blocks, 20 tokens of prefill and 30 of answer, with blocks 7, 2, 9 and 4."""
+    prompt = stream("a", 64) + stream("b", 20)
+
+    def rows_by_position(table: list[int]) -> torch.Tensor:  # [2, layers, 113, kv_heads, head_dim]
+        hand = HandEngine(num_blocks=10, block_size=32, max_batch_tokens=chunk, backend=backend)
+        others = [block_id for block_id in range(10) if block_id not in table]
+        hand.cache._pool._free_ids = [*others, *reversed(table)]  # a stack
+        canaries = Canaries(hand)
+        hand.generate(stream("a", 64))
+        request_id = hand.add(prompt, 30)
+        while hand.engine.has_work:
+            canaries.check_step()
+            if hand.engine.has_work:
+                assert (
+                    hand.handle(request_id).block_table == table[: len(hand.handle(request_id).block_table)]
+                )
+        slots = [table[position // 32] * 32 + position % 32 for position in range(64 + 20 + 30 - 1)]
+        assert canaries.written_slots == set(slots)
+        assert hand.num_cached(request_id) == 64
+        assert hand.tokens(request_id) == reference(prompt, 30)
+        return torch.stack([pool.rows[:, slots] for pool in (hand.store.keys, hand.store.values)])
+
+    torch.testing.assert_close(
+        rows_by_position([7, 2, 9, 4]), rows_by_position([0, 1, 2, 3]), atol=1e-5, rtol=1e-5
+    )
