@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
+from machine import peak_flops, read_bandwidth, seconds_of
 from report import Row, print_rows
 from rich.progress import track
 
@@ -27,42 +27,27 @@ FORMATS: tuple[WeightFormat, ...] = ("fp32", "bf16", "int8")
 BARS = {"fp32": 0.95, "int8": 2.0}
 """Least speed against torch's fp32 product, from MIN_BAR_ROWS rows on; fp32 for every number of rows."""
 MIN_BAR_ROWS = 16
-PEAK_SIZE = 1024
-"""A square product whose weight stays in the caches: what arithmetic allows."""
-
-
-def seconds_of(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 def multiply_all(num_rows: int, weights: Sequence[tuple[int, Weight]]) -> float:
     """Seconds."""
-    inputs = {in_features: torch.randn(num_rows, in_features) for _, in_features in SHAPES}
+    inputs = {in_features: torch.randn(num_rows, in_features) for in_features, _ in weights}
     return seconds_of(lambda: [linear(inputs[in_features], weight) for in_features, weight in weights])
 
 
-def peak_flops(rounds: int) -> float:
-    weight, inputs = pack_weight(torch.randn(PEAK_SIZE, PEAK_SIZE)), torch.randn(PEAK_SIZE, PEAK_SIZE)
-    best = min(seconds_of(lambda: linear(inputs, weight)) for _ in range(3 * rounds))
-    return 2 * PEAK_SIZE**3 / best
+def packed_weights(
+    shapes: Sequence[tuple[int, int]], formats: Sequence[WeightFormat]
+) -> dict[str, list[tuple[int, Weight]]]:
+    """Weights of these shapes by way of multiplying them, each with its in_features.
 
-
-def read_bandwidth(rounds: int) -> float:
-    """Bytes a second of a sum over more memory than the caches hold."""
-    memory = torch.ones(1 << 26)
-    return memory.nbytes / min(seconds_of(memory.sum) for _ in range(3 * rounds))
-
-
-def packed_layers() -> dict[str, list[tuple[int, Weight]]]:
-    """All layers' weights by way of multiplying them, each with its in_features."""
-    plain = [torch.randn(shape) / shape[1] ** 0.5 for _ in range(NUM_LAYERS) for shape in SHAPES]
+    The ways are the formats, and "torch": float32 as oneDNN packs it.
+    """
+    plain = [torch.randn(shape) / shape[1] ** 0.5 for shape in shapes]
 
     def pack(weight_format: WeightFormat) -> list[tuple[int, Weight]]:
         return [(weight.shape[1], pack_weight(weight, weight_format)) for weight in plain]
 
-    ways = {name: pack(name) for name in FORMATS}
+    ways = {name: pack(name) for name in formats}
     return ways | {"torch": [(weight.shape[1], pack_for_torch(weight)) for weight in plain]}
 
 
@@ -72,10 +57,11 @@ def main() -> None:
     parser.add_argument("--json")
     args = parser.parse_args()
     prepare_native_linear()
-    ways, num_weights = packed_layers(), NUM_LAYERS * sum(out * depth for out, depth in SHAPES)
-    bandwidth, peak, rows = read_bandwidth(args.rounds), peak_flops(args.rounds), []
+    ways = packed_weights(SHAPES * NUM_LAYERS, FORMATS)
+    num_weights = NUM_LAYERS * sum(out * depth for out, depth in SHAPES)
+    bandwidth, peak, rows = read_bandwidth(), peak_flops(), []
     rows.append(Row(name="read bandwidth of memory", value=bandwidth / 1e9, unit="GB/s"))
-    rows.append(Row(name=f"fp32 product of {PEAK_SIZE} squared", value=peak / 1e9, unit="GFLOP/s"))
+    rows.append(Row(name="fp32 product in the caches", value=peak / 1e9, unit="GFLOP/s"))
     for num_rows in NUM_ROWS:
         rounds = [
             {way: multiply_all(num_rows, ways[way]) for way in ways}
