@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from prefixcache import CacheStats
 from prefixcache_worker.attention.approximation import EXACT, Approximation
 from prefixcache_worker.attention.backend import AttentionBackend
 from prefixcache_worker.attention.by_window import attention_by_window, distinct_windows, rows_per_layer
@@ -21,6 +20,7 @@ from prefixcache_worker.attention.sparse import SparseBackend
 from prefixcache_worker.engine.assembler import Assembler
 from prefixcache_worker.engine.batch import Batch, ScheduledSpan, build_batch
 from prefixcache_worker.engine.cache_scheme import CacheScheme
+from prefixcache_worker.engine.counters import Counters
 from prefixcache_worker.engine.logprobs import token_logprobs
 from prefixcache_worker.engine.request import (
     Completion,
@@ -34,7 +34,7 @@ from prefixcache_worker.engine.request import (
 from prefixcache_worker.engine.sampler import sample, take_rows
 from prefixcache_worker.engine.scheduler import Refusal, Scheduler
 from prefixcache_worker.engine.sequence import Sequence
-from prefixcache_worker.engine.stats import BlockStats, EngineStats, RequestStats, TokenStats
+from prefixcache_worker.engine.stats import EngineStats
 from prefixcache_worker.errors import InvalidRequestError, NotFiniteError
 from prefixcache_worker.model.model import Model
 
@@ -126,7 +126,7 @@ class Engine:
             max_overtakes=config.max_overtakes,
         )
         self._answers: dict[Hashable, _Answer] = {}
-        self._counters = _Counters()
+        self._counters = Counters()
 
     @property
     def has_work(self) -> bool:
@@ -199,7 +199,7 @@ class Engine:
             return []
         self._counters.steps += 1
         self._note_starts(scheduled)
-        self._note_peaks()
+        self._counters.note_peaks(self.cache.stats(), num_running=len(self._scheduler.running))
         try:
             batch = build_batch(
                 scheduled,
@@ -225,48 +225,13 @@ class Engine:
 
     def stats(self, *, reset_peaks: bool = False) -> EngineStats:
         """All counts now. With `reset_peaks` the peaks start anew after this reading."""
-        counters, cache = self._counters, self._note_peaks()
-        stats = EngineStats(
-            blocks=BlockStats(
-                total=cache.num_blocks,
-                free=cache.num_free,
-                idle=cache.num_idle,
-                live=cache.num_live,
-                live_unshared=cache.num_live_unshared,
-                peak_live=counters.peak_live,
-                peak_live_unshared=counters.peak_live_unshared,
-                evicted=cache.num_evicted,
-                copied=cache.num_copied,
-                block_bytes=self.kv_store.block_bytes,
-                block_size=self.cache.block_size,
-                used_slots=cache.num_used_slots,
-                peak_used_slots=counters.peak_used_slots,
-            ),
-            tokens=TokenStats(
-                prompt=counters.prompt_tokens,
-                cached=counters.cached_tokens,
-                computed=counters.prompt_tokens - counters.cached_tokens,
-                generated=counters.generated_tokens,
-                kv_rows_read=counters.kv_rows_read,
-                kv_rows_unshared=counters.kv_rows_unshared,
-            ),
-            requests=RequestStats(
-                waiting=len(self._scheduler.waiting),
-                running=len(self._scheduler.running),
-                finished=counters.finished,
-                cancelled=counters.cancelled,
-                failed=counters.failed,
-                preemptions=self._scheduler.num_preemptions,
-                promoted=self._scheduler.waiting.num_promoted,
-                followed=self._scheduler.waiting.num_parked,
-                steps=counters.steps,
-                peak_running=counters.peak_running,
-            ),
+        cache, scheduler = self.cache.stats(), self._scheduler
+        self._counters.note_peaks(cache, num_running=len(scheduler.running))
+        stats = self._counters.stats(
+            cache, scheduler, block_bytes=self.kv_store.block_bytes, block_size=self.cache.block_size
         )
         if reset_peaks:
-            counters.peak_live, counters.peak_live_unshared = cache.num_live, cache.num_live_unshared
-            counters.peak_used_slots = cache.num_used_slots
-            counters.peak_running = len(self._scheduler.running)
+            self._counters.reset_peaks(cache, num_running=len(scheduler.running))
         return stats
 
     def check(self) -> None:
@@ -296,15 +261,6 @@ class Engine:
                 answer.num_cached_tokens = sequence.running_handle.num_cached_tokens
                 self._counters.prompt_tokens += sequence.num_prompt_tokens
                 self._counters.cached_tokens += answer.num_cached_tokens
-
-    def _note_peaks(self) -> CacheStats:
-        """Raise the peaks to what is held now, and return the counts that were read for it."""
-        cache, counters = self.cache.stats(), self._counters
-        counters.peak_live = max(counters.peak_live, cache.num_live)
-        counters.peak_live_unshared = max(counters.peak_live_unshared, cache.num_live_unshared)
-        counters.peak_used_slots = max(counters.peak_used_slots, cache.num_used_slots)
-        counters.peak_running = max(counters.peak_running, len(self._scheduler.running))
-        return cache
 
     def _fail_what_is_no_number(self, batch: Batch, logits: torch.Tensor) -> list[Output]:
         """Give up the requests with a row of logits from which nothing can be drawn."""
@@ -468,22 +424,3 @@ class Engine:
         for sequence in answer.sequences:
             self._scheduler.retire(sequence)
         return True
-
-
-@dataclass(slots=True)
-class _Counters:
-    """Sums and peaks since the start."""
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    kv_rows_read: int = 0
-    kv_rows_unshared: int = 0
-    finished: int = 0
-    cancelled: int = 0
-    failed: int = 0
-    steps: int = 0
-    peak_live: int = 0
-    peak_live_unshared: int = 0
-    peak_used_slots: int = 0
-    peak_running: int = 0

@@ -1,0 +1,82 @@
+"""What the engine counts as it goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prefixcache import CacheStats
+from prefixcache_worker.engine.scheduler import Scheduler
+from prefixcache_worker.engine.stats import BlockStats, EngineStats, RequestStats, TokenStats
+
+
+@dataclass(slots=True)
+class Counters:
+    """Sums and peaks since the start."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    kv_rows_read: int = 0
+    kv_rows_unshared: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    steps: int = 0
+    peak_live: int = 0
+    peak_live_unshared: int = 0
+    peak_used_slots: int = 0
+    peak_running: int = 0
+
+    def note_peaks(self, cache: CacheStats, *, num_running: int) -> None:
+        """Raise the peaks to what is held now."""
+        self.peak_live = max(self.peak_live, cache.num_live)
+        self.peak_live_unshared = max(self.peak_live_unshared, cache.num_live_unshared)
+        self.peak_used_slots = max(self.peak_used_slots, cache.num_used_slots)
+        self.peak_running = max(self.peak_running, num_running)
+
+    def reset_peaks(self, cache: CacheStats, *, num_running: int) -> None:
+        """The peaks start anew from what is held now."""
+        self.peak_live, self.peak_live_unshared = cache.num_live, cache.num_live_unshared
+        self.peak_used_slots, self.peak_running = cache.num_used_slots, num_running
+
+    def stats(
+        self, cache: CacheStats, scheduler: Scheduler, *, block_bytes: int, block_size: int
+    ) -> EngineStats:
+        """These counts, and those of cache and scheduler, as they are now."""
+        return EngineStats(
+            blocks=BlockStats(
+                total=cache.num_blocks,
+                free=cache.num_free,
+                idle=cache.num_idle,
+                live=cache.num_live,
+                live_unshared=cache.num_live_unshared,
+                peak_live=self.peak_live,
+                peak_live_unshared=self.peak_live_unshared,
+                evicted=cache.num_evicted,
+                copied=cache.num_copied,
+                block_bytes=block_bytes,
+                block_size=block_size,
+                used_slots=cache.num_used_slots,
+                peak_used_slots=self.peak_used_slots,
+            ),
+            tokens=TokenStats(
+                prompt=self.prompt_tokens,
+                cached=self.cached_tokens,
+                computed=self.prompt_tokens - self.cached_tokens,
+                generated=self.generated_tokens,
+                kv_rows_read=self.kv_rows_read,
+                kv_rows_unshared=self.kv_rows_unshared,
+            ),
+            requests=RequestStats(
+                waiting=len(scheduler.waiting),
+                running=len(scheduler.running),
+                finished=self.finished,
+                cancelled=self.cancelled,
+                failed=self.failed,
+                preemptions=scheduler.num_preemptions,
+                promoted=scheduler.waiting.num_promoted,
+                followed=scheduler.waiting.num_parked,
+                steps=self.steps,
+                peak_running=self.peak_running,
+            ),
+        )
