@@ -168,7 +168,7 @@ def test_every_tile_of_queries_gives_the_same_bits(head_dim, group):
 
 @settings(deadline=None, max_examples=40)
 @given(
-    st.integers(64, 640),
+    st.integers(128, 640),
     st.lists(st.tuples(st.integers(0, 60), st.integers(1, 80)), min_size=2, max_size=4),
     st.sampled_from([1, 16, 128]),
     st.sampled_from([None, AttentionWindow(260), AttentionWindow(200, 4), AttentionWindow(33, 70)]),
