@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.kv_formats import FORMATS, fixed_scales_of
 
+from prefixcache_worker.attention.cpu import CpuAttention
 from prefixcache_worker.attention.kv_format import FP32
 from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.attention.layout import LayoutOrder
@@ -19,8 +20,10 @@ from prefixcache_worker.native_library import NativeLibraryError
 
 try:
     prepare_native_attention()
-except NativeLibraryError:
-    pytestmark = pytest.mark.skip(reason="there is no compiler, so there is no compiled kernel")
+except NativeLibraryError:  # plain torch answers then, which promises the same numbers but not the same bits
+    ATTENTION, TOLERANCE = CpuAttention, 2e-5
+else:
+    ATTENTION, TOLERANCE = NativeAttention, 0.0
 
 
 class Text(NamedTuple):
@@ -103,7 +106,7 @@ def last_outputs(
         torch.cat([column[-num_tokens[i] :] for i, column in zip(batch, columns, strict=True)])
         for columns in zip(*(texts[i] for i in batch), strict=True)
     )
-    outputs = NativeAttention(plan, store).attend(0, *columns).split([num_tokens[i] for i in batch])
+    outputs = ATTENTION(plan, store).attend(0, *columns).split([num_tokens[i] for i in batch])
     return dict(zip(batch, outputs, strict=True))
 
 
@@ -123,7 +126,7 @@ def each_alone(texts, num_tokens, setting):
 def assert_same_bits(outputs, expected):
     assert outputs.keys() == expected.keys()
     for i, output in outputs.items():
-        assert torch.equal(output, expected[i]), f"text {i}"
+        torch.testing.assert_close(output, expected[i], atol=TOLERANCE, rtol=0, msg=f"text {i}")
 
 
 SHAPE = AttentionShape(num_layers=1, num_query_heads=6, num_kv_heads=2, head_dim=16)

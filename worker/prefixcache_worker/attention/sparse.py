@@ -21,7 +21,6 @@ NUM_FIRST_BLOCKS = 1
 """Always read: queries put much of their weight on the beginning (Xiao et al. 2023)."""
 NUM_LAST_BLOCKS = 2
 """Always read: what has just been said, and the block that is being written."""
-MIN_TOP_BLOCKS = NUM_FIRST_BLOCKS + NUM_LAST_BLOCKS + 1
 
 
 class SparseReads(NamedTuple):
