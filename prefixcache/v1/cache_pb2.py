@@ -22,31 +22,94 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from prefixcache.v1 import inference_pb2 as prefixcache_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aprefixcache/v1/cache.proto\x12\x0eprefixcache.v1\"&\n\x0fGetStatsRequest\x12\x13\n\x0breset_peaks\x18\x01 \x01(\x08\"\x82\x02\n\nBlockStats\x12\r\n\x05total\x18\x01 \x01(\x04\x12\x0c\n\x04\x66ree\x18\x02 \x01(\x04\x12\x0c\n\x04idle\x18\x03 \x01(\x04\x12\x0c\n\x04live\x18\x04 \x01(\x04\x12\x15\n\rlive_unshared\x18\x05 \x01(\x04\x12\x11\n\tpeak_live\x18\x06 \x01(\x04\x12\x1a\n\x12peak_live_unshared\x18\x07 \x01(\x04\x12\x0f\n\x07\x65victed\x18\x08 \x01(\x04\x12\x0e\n\x06\x63opied\x18\t \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\n \x01(\x04\x12\x12\n\nblock_size\x18\x0b \x01(\r\x12\x12\n\nused_slots\x18\x0c \x01(\x04\x12\x17\n\x0fpeak_used_slots\x18\r \x01(\x04\"\x81\x01\n\nTokenStats\x12\x0e\n\x06prompt\x18\x01 \x01(\x04\x12\x0e\n\x06\x63\x61\x63hed\x18\x02 \x01(\x04\x12\x10\n\x08\x63omputed\x18\x03 \x01(\x04\x12\x11\n\tgenerated\x18\x04 \x01(\x04\x12\x14\n\x0ckv_rows_read\x18\x05 \x01(\x04\x12\x18\n\x10kv_rows_unshared\x18\x06 \x01(\x04\"\xc3\x01\n\x0cRequestStats\x12\x0f\n\x07waiting\x18\x01 \x01(\x04\x12\x0f\n\x07running\x18\x02 \x01(\x04\x12\x10\n\x08\x66inished\x18\x03 \x01(\x04\x12\x11\n\tcancelled\x18\x04 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x05 \x01(\x04\x12\r\n\x05steps\x18\x06 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x07 \x01(\x04\x12\x14\n\x0cpeak_running\x18\x08 \x01(\x04\x12\x10\n\x08promoted\x18\t \x01(\x04\x12\x10\n\x08\x66ollowed\x18\n \x01(\x04\"\x9a\x01\n\x10GetStatsResponse\x12*\n\x06\x62locks\x18\x01 \x01(\x0b\x32\x1a.prefixcache.v1.BlockStats\x12*\n\x06tokens\x18\x02 \x01(\x0b\x32\x1a.prefixcache.v1.TokenStats\x12.\n\x08requests\x18\x03 \x01(\x0b\x32\x1c.prefixcache.v1.RequestStats\"$\n\x0f\x44umpTreeRequest\x12\x11\n\tmax_depth\x18\x01 \x01(\r\"\xc3\x01\n\x08TreeNode\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x11\n\tparent_id\x18\x02 \x01(\x04\x12\x0e\n\x06public\x18\x03 \x01(\x08\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x12\n\nnum_blocks\x18\x06 \x01(\r\x12\x17\n\x0fnum_live_blocks\x18\x07 \x01(\r\x12\x13\n\x0bnum_readers\x18\x08 \x01(\r\x12\x0f\n\x07preview\x18\t \x01(\t\x12\x11\n\tlast_used\x18\n \x01(\x04\";\n\x10\x44umpTreeResponse\x12\'\n\x05nodes\x18\x01 \x03(\x0b\x32\x18.prefixcache.v1.TreeNode2\xac\x01\n\x0c\x43\x61\x63heService\x12M\n\x08GetStats\x12\x1f.prefixcache.v1.GetStatsRequest\x1a .prefixcache.v1.GetStatsResponse\x12M\n\x08\x44umpTree\x12\x1f.prefixcache.v1.DumpTreeRequest\x1a .prefixcache.v1.DumpTreeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aprefixcache/v1/cache.proto\x12\x0eprefixcache.v1\x1a\x1eprefixcache/v1/inference.proto\"\xc8\x01\n\x06Prefix\x12\x11\n\tprefix_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05label\x18\x03 \x01(\t\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x17\n\x0fnum_kept_tokens\x18\x05 \x01(\r\x12\x12\n\nnum_blocks\x18\x06 \x01(\r\x12\x0e\n\x06public\x18\x07 \x01(\x08\x12\x13\n\x0bttl_seconds\x18\x08 \x01(\x01\x12\x14\n\x0cseconds_left\x18\t \x01(\x01\x12\x10\n\x08num_uses\x18\n \x01(\x04\"\xe3\x01\n\x13\x43reatePrefixRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12-\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x18.prefixcache.v1.TokenIdsH\x00\x12,\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1c.prefixcache.v1.ChatMessagesH\x00\x12\x0e\n\x06public\x18\x04 \x01(\x08\x12\x0c\n\x04salt\x18\x05 \x01(\t\x12\x18\n\x0bttl_seconds\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05label\x18\x07 \x01(\tB\x08\n\x06promptB\x0e\n\x0c_ttl_seconds\"d\n\x14\x43reatePrefixResponse\x12&\n\x06prefix\x18\x01 \x01(\x0b\x32\x16.prefixcache.v1.Prefix\x12$\n\x05usage\x18\x02 \x01(\x0b\x32\x15.prefixcache.v1.Usage\"%\n\x10GetPrefixRequest\x12\x11\n\tprefix_id\x18\x01 \x01(\t\";\n\x11GetPrefixResponse\x12&\n\x06prefix\x18\x01 \x01(\x0b\x32\x16.prefixcache.v1.Prefix\"O\n\x13ListPrefixesRequest\x12\x16\n\tpage_size\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\npage_token\x18\x02 \x01(\tB\x0c\n\n_page_size\"Y\n\x14ListPrefixesResponse\x12(\n\x08prefixes\x18\x01 \x03(\x0b\x32\x16.prefixcache.v1.Prefix\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"p\n\x13UpdatePrefixRequest\x12\x11\n\tprefix_id\x18\x01 \x01(\t\x12\x18\n\x0bttl_seconds\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05label\x18\x03 \x01(\tH\x01\x88\x01\x01\x42\x0e\n\x0c_ttl_secondsB\x08\n\x06_label\">\n\x14UpdatePrefixResponse\x12&\n\x06prefix\x18\x01 \x01(\x0b\x32\x16.prefixcache.v1.Prefix\"(\n\x13\x44\x65letePrefixRequest\x12\x11\n\tprefix_id\x18\x01 \x01(\t\"\x16\n\x14\x44\x65letePrefixResponse\"6\n\x0fGetUsageRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x13\n\x0b\x61ll_tenants\x18\x02 \x01(\x08\"\xaa\x03\n\x0bTenantUsage\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x19\n\x11\x66inished_requests\x18\x02 \x01(\x04\x12\x1b\n\x13unfinished_requests\x18\x03 \x01(\x04\x12\x15\n\rlive_requests\x18\x04 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x05 \x01(\x04\x12\x15\n\rcached_tokens\x18\x06 \x01(\x04\x12\x17\n\x0f\x63omputed_tokens\x18\x07 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\x08 \x01(\x04\x12\x16\n\x0ewritten_tokens\x18\t \x01(\x04\x12\x15\n\rblock_seconds\x18\n \x01(\x01\x12\x12\n\nnum_blocks\x18\x0b \x01(\x04\x12\x1a\n\x12num_charged_blocks\x18\x0c \x01(\x01\x12\x19\n\x11num_pinned_blocks\x18\r \x01(\x04\x12\x1a\n\x12num_evicted_blocks\x18\x0e \x01(\x04\x12\x14\n\x0c\x66loor_blocks\x18\x0f \x01(\x04\x12\x1b\n\x0e\x63\x65iling_blocks\x18\x10 \x01(\x04H\x00\x88\x01\x01\x42\x11\n\x0f_ceiling_blocks\"@\n\x10GetUsageResponse\x12,\n\x07tenants\x18\x01 \x03(\x0b\x32\x1b.prefixcache.v1.TenantUsage\"\xb4\x01\n\x0e\x45xplainRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12-\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x18.prefixcache.v1.TokenIdsH\x00\x12,\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1c.prefixcache.v1.ChatMessagesH\x00\x12+\n\x05\x63\x61\x63he\x18\x04 \x01(\x0b\x32\x1c.prefixcache.v1.CacheOptionsB\x08\n\x06prompt\"\x90\x01\n\nDivergence\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x14\n\x0cprompt_token\x18\x02 \x01(\r\x12\x19\n\x0c\x63\x61\x63hed_token\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0eprompt_preview\x18\x04 \x01(\t\x12\x16\n\x0e\x63\x61\x63hed_preview\x18\x05 \x01(\tB\x0f\n\r_cached_token\"\xca\x01\n\x0f\x45xplainResponse\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\x12(\n\x05\x63\x61use\x18\x03 \x01(\x0e\x32\x19.prefixcache.v1.MissCause\x12.\n\ndivergence\x18\x04 \x01(\x0b\x32\x1a.prefixcache.v1.Divergence\x12\x0f\n\x07summary\x18\x05 \x01(\t\x12\x16\n\x0eheld_by_tenant\x18\x06 \x01(\t\"P\n\x12WatchEventsRequest\x12!\n\x14\x66rom_sequence_number\x18\x01 \x01(\x04H\x00\x88\x01\x01\x42\x17\n\x15_from_sequence_number\"\x83\x02\n\x13WatchEventsResponse\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x04\x12.\n\x06stored\x18\x02 \x01(\x0b\x32\x1c.prefixcache.v1.BlocksStoredH\x00\x12\x30\n\x07removed\x18\x03 \x01(\x0b\x32\x1d.prefixcache.v1.BlocksRemovedH\x00\x12/\n\x07\x63leared\x18\x04 \x01(\x0b\x32\x1c.prefixcache.v1.CacheClearedH\x00\x12\x37\n\x0estate_complete\x18\x05 \x01(\x0b\x32\x1d.prefixcache.v1.StateCompleteH\x00\x42\x07\n\x05\x65vent\"Y\n\x0c\x42locksStored\x12\x12\n\nparent_key\x18\x01 \x01(\x0c\x12\x12\n\nblock_keys\x18\x02 \x03(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0e\n\x06public\x18\x04 \x01(\x08\"2\n\rBlocksRemoved\x12\x12\n\nblock_keys\x18\x01 \x03(\x0c\x12\r\n\x05\x63\x61use\x18\x02 \x01(\t\"\x0e\n\x0c\x43\x61\x63heCleared\"\x0f\n\rStateComplete\"\x0e\n\x0cResetRequest\"\x0f\n\rResetResponse\"\x11\n\x0fSnapshotRequest\"J\n\x10SnapshotResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\x04\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"\x10\n\x0eRestoreRequest\"%\n\x0fRestoreResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\x04\"&\n\x0fGetStatsRequest\x12\x13\n\x0breset_peaks\x18\x01 \x01(\x08\"\x82\x02\n\nBlockStats\x12\r\n\x05total\x18\x01 \x01(\x04\x12\x0c\n\x04\x66ree\x18\x02 \x01(\x04\x12\x0c\n\x04idle\x18\x03 \x01(\x04\x12\x0c\n\x04live\x18\x04 \x01(\x04\x12\x15\n\rlive_unshared\x18\x05 \x01(\x04\x12\x11\n\tpeak_live\x18\x06 \x01(\x04\x12\x1a\n\x12peak_live_unshared\x18\x07 \x01(\x04\x12\x0f\n\x07\x65victed\x18\x08 \x01(\x04\x12\x0e\n\x06\x63opied\x18\t \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\n \x01(\x04\x12\x12\n\nblock_size\x18\x0b \x01(\r\x12\x12\n\nused_slots\x18\x0c \x01(\x04\x12\x17\n\x0fpeak_used_slots\x18\r \x01(\x04\"\x93\x01\n\nTokenStats\x12\x0e\n\x06prompt\x18\x01 \x01(\x04\x12\x0e\n\x06\x63\x61\x63hed\x18\x02 \x01(\x04\x12\x10\n\x08\x63omputed\x18\x03 \x01(\x04\x12\x11\n\tgenerated\x18\x04 \x01(\x04\x12\x14\n\x0ckv_rows_read\x18\x05 \x01(\x04\x12\x18\n\x10kv_rows_unshared\x18\x06 \x01(\x04\x12\x10\n\x08restored\x18\x07 \x01(\x04\"u\n\tTierStats\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\x04\x12\x13\n\x0bused_blocks\x18\x03 \x01(\x04\x12\x0e\n\x06stored\x18\x04 \x01(\x04\x12\x10\n\x08restored\x18\x05 \x01(\x04\x12\x0f\n\x07\x65victed\x18\x06 \x01(\x04\"\xc3\x01\n\x0cRequestStats\x12\x0f\n\x07waiting\x18\x01 \x01(\x04\x12\x0f\n\x07running\x18\x02 \x01(\x04\x12\x10\n\x08\x66inished\x18\x03 \x01(\x04\x12\x11\n\tcancelled\x18\x04 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x05 \x01(\x04\x12\r\n\x05steps\x18\x06 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x07 \x01(\x04\x12\x14\n\x0cpeak_running\x18\x08 \x01(\x04\x12\x10\n\x08promoted\x18\t \x01(\x04\x12\x10\n\x08\x66ollowed\x18\n \x01(\x04\"\xc4\x01\n\x10GetStatsResponse\x12*\n\x06\x62locks\x18\x01 \x01(\x0b\x32\x1a.prefixcache.v1.BlockStats\x12*\n\x06tokens\x18\x02 \x01(\x0b\x32\x1a.prefixcache.v1.TokenStats\x12.\n\x08requests\x18\x03 \x01(\x0b\x32\x1c.prefixcache.v1.RequestStats\x12(\n\x05tiers\x18\x04 \x03(\x0b\x32\x19.prefixcache.v1.TierStats\"$\n\x0f\x44umpTreeRequest\x12\x11\n\tmax_depth\x18\x01 \x01(\r\"\xc3\x01\n\x08TreeNode\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x11\n\tparent_id\x18\x02 \x01(\x04\x12\x0e\n\x06public\x18\x03 \x01(\x08\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x12\n\nnum_blocks\x18\x06 \x01(\r\x12\x17\n\x0fnum_live_blocks\x18\x07 \x01(\r\x12\x13\n\x0bnum_readers\x18\x08 \x01(\r\x12\x0f\n\x07preview\x18\t \x01(\t\x12\x11\n\tlast_used\x18\n \x01(\x04\";\n\x10\x44umpTreeResponse\x12\'\n\x05nodes\x18\x01 \x03(\x0b\x32\x18.prefixcache.v1.TreeNode*\x92\x02\n\tMissCause\x12\x1a\n\x16MISS_CAUSE_UNSPECIFIED\x10\x00\x12\x13\n\x0fMISS_CAUSE_NONE\x10\x01\x12\x19\n\x15MISS_CAUSE_NEVER_SEEN\x10\x02\x12\x16\n\x12MISS_CAUSE_EVICTED\x10\x03\x12\x16\n\x12MISS_CAUSE_EXPIRED\x10\x04\x12\x1b\n\x17MISS_CAUSE_OTHER_TENANT\x10\x05\x12\x1a\n\x16MISS_CAUSE_OTHER_SCOPE\x10\x06\x12\x1a\n\x16MISS_CAUSE_OTHER_MODEL\x10\x07\x12\x1a\n\x16MISS_CAUSE_BELOW_BLOCK\x10\x08\x12\x18\n\x14MISS_CAUSE_CACHE_OFF\x10\t2\xc0\x08\n\x0c\x43\x61\x63heService\x12Y\n\x0c\x43reatePrefix\x12#.prefixcache.v1.CreatePrefixRequest\x1a$.prefixcache.v1.CreatePrefixResponse\x12P\n\tGetPrefix\x12 .prefixcache.v1.GetPrefixRequest\x1a!.prefixcache.v1.GetPrefixResponse\x12Y\n\x0cListPrefixes\x12#.prefixcache.v1.ListPrefixesRequest\x1a$.prefixcache.v1.ListPrefixesResponse\x12Y\n\x0cUpdatePrefix\x12#.prefixcache.v1.UpdatePrefixRequest\x1a$.prefixcache.v1.UpdatePrefixResponse\x12Y\n\x0c\x44\x65letePrefix\x12#.prefixcache.v1.DeletePrefixRequest\x1a$.prefixcache.v1.DeletePrefixResponse\x12M\n\x08GetUsage\x12\x1f.prefixcache.v1.GetUsageRequest\x1a .prefixcache.v1.GetUsageResponse\x12J\n\x07\x45xplain\x12\x1e.prefixcache.v1.ExplainRequest\x1a\x1f.prefixcache.v1.ExplainResponse\x12M\n\x08\x44umpTree\x12\x1f.prefixcache.v1.DumpTreeRequest\x1a .prefixcache.v1.DumpTreeResponse\x12M\n\x08GetStats\x12\x1f.prefixcache.v1.GetStatsRequest\x1a .prefixcache.v1.GetStatsResponse\x12X\n\x0bWatchEvents\x12\".prefixcache.v1.WatchEventsRequest\x1a#.prefixcache.v1.WatchEventsResponse0\x01\x12\x44\n\x05Reset\x12\x1c.prefixcache.v1.ResetRequest\x1a\x1d.prefixcache.v1.ResetResponse\x12M\n\x08Snapshot\x12\x1f.prefixcache.v1.SnapshotRequest\x1a .prefixcache.v1.SnapshotResponse\x12J\n\x07Restore\x12\x1e.prefixcache.v1.RestoreRequest\x1a\x1f.prefixcache.v1.RestoreResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'prefixcache.v1.cache_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GETSTATSREQUEST']._serialized_start=46
-  _globals['_GETSTATSREQUEST']._serialized_end=84
-  _globals['_BLOCKSTATS']._serialized_start=87
-  _globals['_BLOCKSTATS']._serialized_end=345
-  _globals['_TOKENSTATS']._serialized_start=348
-  _globals['_TOKENSTATS']._serialized_end=477
-  _globals['_REQUESTSTATS']._serialized_start=480
-  _globals['_REQUESTSTATS']._serialized_end=675
-  _globals['_GETSTATSRESPONSE']._serialized_start=678
-  _globals['_GETSTATSRESPONSE']._serialized_end=832
-  _globals['_DUMPTREEREQUEST']._serialized_start=834
-  _globals['_DUMPTREEREQUEST']._serialized_end=870
-  _globals['_TREENODE']._serialized_start=873
-  _globals['_TREENODE']._serialized_end=1068
-  _globals['_DUMPTREERESPONSE']._serialized_start=1070
-  _globals['_DUMPTREERESPONSE']._serialized_end=1129
-  _globals['_CACHESERVICE']._serialized_start=1132
-  _globals['_CACHESERVICE']._serialized_end=1304
+  _globals['_MISSCAUSE']._serialized_start=4185
+  _globals['_MISSCAUSE']._serialized_end=4459
+  _globals['_PREFIX']._serialized_start=79
+  _globals['_PREFIX']._serialized_end=279
+  _globals['_CREATEPREFIXREQUEST']._serialized_start=282
+  _globals['_CREATEPREFIXREQUEST']._serialized_end=509
+  _globals['_CREATEPREFIXRESPONSE']._serialized_start=511
+  _globals['_CREATEPREFIXRESPONSE']._serialized_end=611
+  _globals['_GETPREFIXREQUEST']._serialized_start=613
+  _globals['_GETPREFIXREQUEST']._serialized_end=650
+  _globals['_GETPREFIXRESPONSE']._serialized_start=652
+  _globals['_GETPREFIXRESPONSE']._serialized_end=711
+  _globals['_LISTPREFIXESREQUEST']._serialized_start=713
+  _globals['_LISTPREFIXESREQUEST']._serialized_end=792
+  _globals['_LISTPREFIXESRESPONSE']._serialized_start=794
+  _globals['_LISTPREFIXESRESPONSE']._serialized_end=883
+  _globals['_UPDATEPREFIXREQUEST']._serialized_start=885
+  _globals['_UPDATEPREFIXREQUEST']._serialized_end=997
+  _globals['_UPDATEPREFIXRESPONSE']._serialized_start=999
+  _globals['_UPDATEPREFIXRESPONSE']._serialized_end=1061
+  _globals['_DELETEPREFIXREQUEST']._serialized_start=1063
+  _globals['_DELETEPREFIXREQUEST']._serialized_end=1103
+  _globals['_DELETEPREFIXRESPONSE']._serialized_start=1105
+  _globals['_DELETEPREFIXRESPONSE']._serialized_end=1127
+  _globals['_GETUSAGEREQUEST']._serialized_start=1129
+  _globals['_GETUSAGEREQUEST']._serialized_end=1183
+  _globals['_TENANTUSAGE']._serialized_start=1186
+  _globals['_TENANTUSAGE']._serialized_end=1612
+  _globals['_GETUSAGERESPONSE']._serialized_start=1614
+  _globals['_GETUSAGERESPONSE']._serialized_end=1678
+  _globals['_EXPLAINREQUEST']._serialized_start=1681
+  _globals['_EXPLAINREQUEST']._serialized_end=1861
+  _globals['_DIVERGENCE']._serialized_start=1864
+  _globals['_DIVERGENCE']._serialized_end=2008
+  _globals['_EXPLAINRESPONSE']._serialized_start=2011
+  _globals['_EXPLAINRESPONSE']._serialized_end=2213
+  _globals['_WATCHEVENTSREQUEST']._serialized_start=2215
+  _globals['_WATCHEVENTSREQUEST']._serialized_end=2295
+  _globals['_WATCHEVENTSRESPONSE']._serialized_start=2298
+  _globals['_WATCHEVENTSRESPONSE']._serialized_end=2557
+  _globals['_BLOCKSSTORED']._serialized_start=2559
+  _globals['_BLOCKSSTORED']._serialized_end=2648
+  _globals['_BLOCKSREMOVED']._serialized_start=2650
+  _globals['_BLOCKSREMOVED']._serialized_end=2700
+  _globals['_CACHECLEARED']._serialized_start=2702
+  _globals['_CACHECLEARED']._serialized_end=2716
+  _globals['_STATECOMPLETE']._serialized_start=2718
+  _globals['_STATECOMPLETE']._serialized_end=2733
+  _globals['_RESETREQUEST']._serialized_start=2735
+  _globals['_RESETREQUEST']._serialized_end=2749
+  _globals['_RESETRESPONSE']._serialized_start=2751
+  _globals['_RESETRESPONSE']._serialized_end=2766
+  _globals['_SNAPSHOTREQUEST']._serialized_start=2768
+  _globals['_SNAPSHOTREQUEST']._serialized_end=2785
+  _globals['_SNAPSHOTRESPONSE']._serialized_start=2787
+  _globals['_SNAPSHOTRESPONSE']._serialized_end=2861
+  _globals['_RESTOREREQUEST']._serialized_start=2863
+  _globals['_RESTOREREQUEST']._serialized_end=2879
+  _globals['_RESTORERESPONSE']._serialized_start=2881
+  _globals['_RESTORERESPONSE']._serialized_end=2918
+  _globals['_GETSTATSREQUEST']._serialized_start=2920
+  _globals['_GETSTATSREQUEST']._serialized_end=2958
+  _globals['_BLOCKSTATS']._serialized_start=2961
+  _globals['_BLOCKSTATS']._serialized_end=3219
+  _globals['_TOKENSTATS']._serialized_start=3222
+  _globals['_TOKENSTATS']._serialized_end=3369
+  _globals['_TIERSTATS']._serialized_start=3371
+  _globals['_TIERSTATS']._serialized_end=3488
+  _globals['_REQUESTSTATS']._serialized_start=3491
+  _globals['_REQUESTSTATS']._serialized_end=3686
+  _globals['_GETSTATSRESPONSE']._serialized_start=3689
+  _globals['_GETSTATSRESPONSE']._serialized_end=3885
+  _globals['_DUMPTREEREQUEST']._serialized_start=3887
+  _globals['_DUMPTREEREQUEST']._serialized_end=3923
+  _globals['_TREENODE']._serialized_start=3926
+  _globals['_TREENODE']._serialized_end=4121
+  _globals['_DUMPTREERESPONSE']._serialized_start=4123
+  _globals['_DUMPTREERESPONSE']._serialized_end=4182
+  _globals['_CACHESERVICE']._serialized_start=4462
+  _globals['_CACHESERVICE']._serialized_end=5550
 # @@protoc_insertion_point(module_scope)

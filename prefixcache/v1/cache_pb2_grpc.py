@@ -26,7 +26,10 @@ if _version_not_supported:
 
 
 class CacheServiceStub:
-    """Looks into the prefix cache.
+    """Keeps prefixes warm, and looks into the cache.
+
+    A caller sees what is public and what is its own tenant's. An admin sees all. Where the worker has no file of keys,
+    every caller is an admin.
     """
 
     def __init__(self, channel):
@@ -35,24 +38,125 @@ class CacheServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.GetStats = channel.unary_unary(
-                '/prefixcache.v1.CacheService/GetStats',
-                request_serializer=prefixcache_dot_v1_dot_cache__pb2.GetStatsRequest.SerializeToString,
-                response_deserializer=prefixcache_dot_v1_dot_cache__pb2.GetStatsResponse.FromString,
+        self.CreatePrefix = channel.unary_unary(
+                '/prefixcache.v1.CacheService/CreatePrefix',
+                request_serializer=prefixcache_dot_v1_dot_cache__pb2.CreatePrefixRequest.SerializeToString,
+                response_deserializer=prefixcache_dot_v1_dot_cache__pb2.CreatePrefixResponse.FromString,
+                _registered_method=True)
+        self.GetPrefix = channel.unary_unary(
+                '/prefixcache.v1.CacheService/GetPrefix',
+                request_serializer=prefixcache_dot_v1_dot_cache__pb2.GetPrefixRequest.SerializeToString,
+                response_deserializer=prefixcache_dot_v1_dot_cache__pb2.GetPrefixResponse.FromString,
+                _registered_method=True)
+        self.ListPrefixes = channel.unary_unary(
+                '/prefixcache.v1.CacheService/ListPrefixes',
+                request_serializer=prefixcache_dot_v1_dot_cache__pb2.ListPrefixesRequest.SerializeToString,
+                response_deserializer=prefixcache_dot_v1_dot_cache__pb2.ListPrefixesResponse.FromString,
+                _registered_method=True)
+        self.UpdatePrefix = channel.unary_unary(
+                '/prefixcache.v1.CacheService/UpdatePrefix',
+                request_serializer=prefixcache_dot_v1_dot_cache__pb2.UpdatePrefixRequest.SerializeToString,
+                response_deserializer=prefixcache_dot_v1_dot_cache__pb2.UpdatePrefixResponse.FromString,
+                _registered_method=True)
+        self.DeletePrefix = channel.unary_unary(
+                '/prefixcache.v1.CacheService/DeletePrefix',
+                request_serializer=prefixcache_dot_v1_dot_cache__pb2.DeletePrefixRequest.SerializeToString,
+                response_deserializer=prefixcache_dot_v1_dot_cache__pb2.DeletePrefixResponse.FromString,
+                _registered_method=True)
+        self.GetUsage = channel.unary_unary(
+                '/prefixcache.v1.CacheService/GetUsage',
+                request_serializer=prefixcache_dot_v1_dot_cache__pb2.GetUsageRequest.SerializeToString,
+                response_deserializer=prefixcache_dot_v1_dot_cache__pb2.GetUsageResponse.FromString,
+                _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/prefixcache.v1.CacheService/Explain',
+                request_serializer=prefixcache_dot_v1_dot_cache__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=prefixcache_dot_v1_dot_cache__pb2.ExplainResponse.FromString,
                 _registered_method=True)
         self.DumpTree = channel.unary_unary(
                 '/prefixcache.v1.CacheService/DumpTree',
                 request_serializer=prefixcache_dot_v1_dot_cache__pb2.DumpTreeRequest.SerializeToString,
                 response_deserializer=prefixcache_dot_v1_dot_cache__pb2.DumpTreeResponse.FromString,
                 _registered_method=True)
+        self.GetStats = channel.unary_unary(
+                '/prefixcache.v1.CacheService/GetStats',
+                request_serializer=prefixcache_dot_v1_dot_cache__pb2.GetStatsRequest.SerializeToString,
+                response_deserializer=prefixcache_dot_v1_dot_cache__pb2.GetStatsResponse.FromString,
+                _registered_method=True)
+        self.WatchEvents = channel.unary_stream(
+                '/prefixcache.v1.CacheService/WatchEvents',
+                request_serializer=prefixcache_dot_v1_dot_cache__pb2.WatchEventsRequest.SerializeToString,
+                response_deserializer=prefixcache_dot_v1_dot_cache__pb2.WatchEventsResponse.FromString,
+                _registered_method=True)
+        self.Reset = channel.unary_unary(
+                '/prefixcache.v1.CacheService/Reset',
+                request_serializer=prefixcache_dot_v1_dot_cache__pb2.ResetRequest.SerializeToString,
+                response_deserializer=prefixcache_dot_v1_dot_cache__pb2.ResetResponse.FromString,
+                _registered_method=True)
+        self.Snapshot = channel.unary_unary(
+                '/prefixcache.v1.CacheService/Snapshot',
+                request_serializer=prefixcache_dot_v1_dot_cache__pb2.SnapshotRequest.SerializeToString,
+                response_deserializer=prefixcache_dot_v1_dot_cache__pb2.SnapshotResponse.FromString,
+                _registered_method=True)
+        self.Restore = channel.unary_unary(
+                '/prefixcache.v1.CacheService/Restore',
+                request_serializer=prefixcache_dot_v1_dot_cache__pb2.RestoreRequest.SerializeToString,
+                response_deserializer=prefixcache_dot_v1_dot_cache__pb2.RestoreResponse.FromString,
+                _registered_method=True)
 
 
 class CacheServiceServicer:
-    """Looks into the prefix cache.
+    """Keeps prefixes warm, and looks into the cache.
+
+    A caller sees what is public and what is its own tenant's. An admin sees all. Where the worker has no file of keys,
+    every caller is an admin.
     """
 
-    def GetStats(self, request, context):
-        """Counts of blocks, tokens and requests.
+    def CreatePrefix(self, request, context):
+        """Computes a prefix now and keeps it until its time to live is over; each use starts the time anew. A prefix that
+        the tenant has already is returned as it is, with its time started anew.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetPrefix(self, request, context):
+        """One prefix.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPrefixes(self, request, context):
+        """The tenant's prefixes, in the order in which they were made.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdatePrefix(self, request, context):
+        """Changes how long a prefix is kept and what it is called, and starts its time anew.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeletePrefix(self, request, context):
+        """Lets go of a prefix. Requests that use it are not disturbed, and what is cached of it may be evicted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetUsage(self, request, context):
+        """What the tenant's requests have cost since the start.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Explain(self, request, context):
+        """How much of a prompt is cached, and why not more. Changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -65,18 +169,108 @@ class CacheServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetStats(self, request, context):
+        """Counts of blocks, tokens and requests of all tenants. Needs an admin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchEvents(self, request, context):
+        """Every change of what is cached, in order, without end. Needs an admin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Reset(self, request, context):
+        """Forgets everything that is cached, and all prefixes. Running requests are not disturbed. Needs an admin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Snapshot(self, request, context):
+        """Saves what is cached to the folder that the worker was given, now. Needs an admin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Restore(self, request, context):
+        """Fills the cache, which has to be empty, from the last snapshot. Needs an admin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CacheServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'GetStats': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetStats,
-                    request_deserializer=prefixcache_dot_v1_dot_cache__pb2.GetStatsRequest.FromString,
-                    response_serializer=prefixcache_dot_v1_dot_cache__pb2.GetStatsResponse.SerializeToString,
+            'CreatePrefix': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreatePrefix,
+                    request_deserializer=prefixcache_dot_v1_dot_cache__pb2.CreatePrefixRequest.FromString,
+                    response_serializer=prefixcache_dot_v1_dot_cache__pb2.CreatePrefixResponse.SerializeToString,
+            ),
+            'GetPrefix': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPrefix,
+                    request_deserializer=prefixcache_dot_v1_dot_cache__pb2.GetPrefixRequest.FromString,
+                    response_serializer=prefixcache_dot_v1_dot_cache__pb2.GetPrefixResponse.SerializeToString,
+            ),
+            'ListPrefixes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPrefixes,
+                    request_deserializer=prefixcache_dot_v1_dot_cache__pb2.ListPrefixesRequest.FromString,
+                    response_serializer=prefixcache_dot_v1_dot_cache__pb2.ListPrefixesResponse.SerializeToString,
+            ),
+            'UpdatePrefix': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdatePrefix,
+                    request_deserializer=prefixcache_dot_v1_dot_cache__pb2.UpdatePrefixRequest.FromString,
+                    response_serializer=prefixcache_dot_v1_dot_cache__pb2.UpdatePrefixResponse.SerializeToString,
+            ),
+            'DeletePrefix': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeletePrefix,
+                    request_deserializer=prefixcache_dot_v1_dot_cache__pb2.DeletePrefixRequest.FromString,
+                    response_serializer=prefixcache_dot_v1_dot_cache__pb2.DeletePrefixResponse.SerializeToString,
+            ),
+            'GetUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetUsage,
+                    request_deserializer=prefixcache_dot_v1_dot_cache__pb2.GetUsageRequest.FromString,
+                    response_serializer=prefixcache_dot_v1_dot_cache__pb2.GetUsageResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=prefixcache_dot_v1_dot_cache__pb2.ExplainRequest.FromString,
+                    response_serializer=prefixcache_dot_v1_dot_cache__pb2.ExplainResponse.SerializeToString,
             ),
             'DumpTree': grpc.unary_unary_rpc_method_handler(
                     servicer.DumpTree,
                     request_deserializer=prefixcache_dot_v1_dot_cache__pb2.DumpTreeRequest.FromString,
                     response_serializer=prefixcache_dot_v1_dot_cache__pb2.DumpTreeResponse.SerializeToString,
+            ),
+            'GetStats': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStats,
+                    request_deserializer=prefixcache_dot_v1_dot_cache__pb2.GetStatsRequest.FromString,
+                    response_serializer=prefixcache_dot_v1_dot_cache__pb2.GetStatsResponse.SerializeToString,
+            ),
+            'WatchEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchEvents,
+                    request_deserializer=prefixcache_dot_v1_dot_cache__pb2.WatchEventsRequest.FromString,
+                    response_serializer=prefixcache_dot_v1_dot_cache__pb2.WatchEventsResponse.SerializeToString,
+            ),
+            'Reset': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reset,
+                    request_deserializer=prefixcache_dot_v1_dot_cache__pb2.ResetRequest.FromString,
+                    response_serializer=prefixcache_dot_v1_dot_cache__pb2.ResetResponse.SerializeToString,
+            ),
+            'Snapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.Snapshot,
+                    request_deserializer=prefixcache_dot_v1_dot_cache__pb2.SnapshotRequest.FromString,
+                    response_serializer=prefixcache_dot_v1_dot_cache__pb2.SnapshotResponse.SerializeToString,
+            ),
+            'Restore': grpc.unary_unary_rpc_method_handler(
+                    servicer.Restore,
+                    request_deserializer=prefixcache_dot_v1_dot_cache__pb2.RestoreRequest.FromString,
+                    response_serializer=prefixcache_dot_v1_dot_cache__pb2.RestoreResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,8 +281,227 @@ def add_CacheServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CacheService:
-    """Looks into the prefix cache.
+    """Keeps prefixes warm, and looks into the cache.
+
+    A caller sees what is public and what is its own tenant's. An admin sees all. Where the worker has no file of keys,
+    every caller is an admin.
     """
+
+    @staticmethod
+    def CreatePrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixcache.v1.CacheService/CreatePrefix',
+            prefixcache_dot_v1_dot_cache__pb2.CreatePrefixRequest.SerializeToString,
+            prefixcache_dot_v1_dot_cache__pb2.CreatePrefixResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixcache.v1.CacheService/GetPrefix',
+            prefixcache_dot_v1_dot_cache__pb2.GetPrefixRequest.SerializeToString,
+            prefixcache_dot_v1_dot_cache__pb2.GetPrefixResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPrefixes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixcache.v1.CacheService/ListPrefixes',
+            prefixcache_dot_v1_dot_cache__pb2.ListPrefixesRequest.SerializeToString,
+            prefixcache_dot_v1_dot_cache__pb2.ListPrefixesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdatePrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixcache.v1.CacheService/UpdatePrefix',
+            prefixcache_dot_v1_dot_cache__pb2.UpdatePrefixRequest.SerializeToString,
+            prefixcache_dot_v1_dot_cache__pb2.UpdatePrefixResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeletePrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixcache.v1.CacheService/DeletePrefix',
+            prefixcache_dot_v1_dot_cache__pb2.DeletePrefixRequest.SerializeToString,
+            prefixcache_dot_v1_dot_cache__pb2.DeletePrefixResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixcache.v1.CacheService/GetUsage',
+            prefixcache_dot_v1_dot_cache__pb2.GetUsageRequest.SerializeToString,
+            prefixcache_dot_v1_dot_cache__pb2.GetUsageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixcache.v1.CacheService/Explain',
+            prefixcache_dot_v1_dot_cache__pb2.ExplainRequest.SerializeToString,
+            prefixcache_dot_v1_dot_cache__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DumpTree(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixcache.v1.CacheService/DumpTree',
+            prefixcache_dot_v1_dot_cache__pb2.DumpTreeRequest.SerializeToString,
+            prefixcache_dot_v1_dot_cache__pb2.DumpTreeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def GetStats(request,
@@ -118,7 +531,34 @@ class CacheService:
             _registered_method=True)
 
     @staticmethod
-    def DumpTree(request,
+    def WatchEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/prefixcache.v1.CacheService/WatchEvents',
+            prefixcache_dot_v1_dot_cache__pb2.WatchEventsRequest.SerializeToString,
+            prefixcache_dot_v1_dot_cache__pb2.WatchEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reset(request,
             target,
             options=(),
             channel_credentials=None,
@@ -131,9 +571,63 @@ class CacheService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/prefixcache.v1.CacheService/DumpTree',
-            prefixcache_dot_v1_dot_cache__pb2.DumpTreeRequest.SerializeToString,
-            prefixcache_dot_v1_dot_cache__pb2.DumpTreeResponse.FromString,
+            '/prefixcache.v1.CacheService/Reset',
+            prefixcache_dot_v1_dot_cache__pb2.ResetRequest.SerializeToString,
+            prefixcache_dot_v1_dot_cache__pb2.ResetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Snapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixcache.v1.CacheService/Snapshot',
+            prefixcache_dot_v1_dot_cache__pb2.SnapshotRequest.SerializeToString,
+            prefixcache_dot_v1_dot_cache__pb2.SnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Restore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixcache.v1.CacheService/Restore',
+            prefixcache_dot_v1_dot_cache__pb2.RestoreRequest.SerializeToString,
+            prefixcache_dot_v1_dot_cache__pb2.RestoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprefixcache/v1/inference.proto\x12\x0eprefixcache.v1\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"=\n\x0c\x43hatMessages\x12-\n\x08messages\x18\x01 \x03(\x0b\x32\x1b.prefixcache.v1.ChatMessage\"\xc7\x03\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12\x41\n\nlogit_bias\x18\t \x03(\x0b\x32-.prefixcache.v1.SamplingParams.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seedB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penalty\"\xda\x01\n\x0eStopConditions\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04stop\x18\x02 \x03(\t\x12\x17\n\nignore_eos\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x17\n\nmin_tokens\x18\x05 \x01(\rH\x02\x88\x01\x01\x12\x19\n\x0cinclude_stop\x18\x06 \x01(\x08H\x03\x88\x01\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_ignore_eosB\r\n\x0b_min_tokensB\x0f\n\r_include_stop\"\xd3\x01\n\x0c\x43\x61\x63heOptions\x12/\n\x04mode\x18\x01 \x01(\x0e\x32!.prefixcache.v1.CacheOptions.Mode\x12\x17\n\rpublic_tokens\x18\x02 \x01(\rH\x00\x12\x19\n\x0fpublic_messages\x18\x03 \x01(\rH\x00\x12\x0c\n\x04salt\x18\x04 \x01(\t\"?\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fMODE_READ_WRITE\x10\x01\x12\x0c\n\x08MODE_OFF\x10\x02\x42\x0f\n\rpublic_prefix\"\xc4\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12-\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x18.prefixcache.v1.TokenIdsH\x00\x12,\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x1c.prefixcache.v1.ChatMessagesH\x00\x12\x30\n\x08sampling\x18\x05 \x01(\x0b\x32\x1e.prefixcache.v1.SamplingParams\x12\x37\n\x0fstop_conditions\x18\x06 \x01(\x0b\x32\x1e.prefixcache.v1.StopConditions\x12\x0e\n\x01n\x18\x07 \x01(\rH\x01\x88\x01\x01\x12+\n\x05\x63\x61\x63he\x18\x08 \x01(\x0b\x32\x1c.prefixcache.v1.CacheOptions\x12\x15\n\x08priority\x18\t \x01(\x05H\x02\x88\x01\x01\x12\x15\n\x08logprobs\x18\n \x01(\rH\x03\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0b \x01(\rH\x04\x88\x01\x01\x42\x08\n\x06promptB\x04\n\x02_nB\x0b\n\t_priorityB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"^\n\rTokenLogprobs\x12\x14\n\x07logprob\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\x42\n\n\x08_logprob\"A\n\x0ePromptLogprobs\x12/\n\x08logprobs\x18\x01 \x03(\x0b\x32\x1d.prefixcache.v1.TokenLogprobs\"\xda\x01\n\x05\x44\x65lta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x33\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x1c.prefixcache.v1.FinishReason\x12\x13\n\tstop_text\x18\x05 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x06 \x01(\rH\x00\x12/\n\x08logprobs\x18\x07 \x03(\x0b\x32\x1d.prefixcache.v1.TokenLogprobsB\r\n\x0bstop_reason\"\x81\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x03 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x04 \x01(\r\x12\x16\n\x0eis_approximate\x18\x05 \x01(\x08\"S\n\x06Timing\x12\x15\n\rqueue_seconds\x18\x01 \x01(\x01\x12\x1b\n\x13\x66irst_token_seconds\x18\x02 \x01(\x01\x12\x15\n\rtotal_seconds\x18\x03 \x01(\x01\"n\n\nCompletion\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12$\n\x05usage\x18\x02 \x01(\x0b\x32\x15.prefixcache.v1.Usage\x12&\n\x06timing\x18\x03 \x01(\x0b\x32\x16.prefixcache.v1.Timing\"\xb0\x01\n\x10GenerateResponse\x12&\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x15.prefixcache.v1.DeltaH\x00\x12\x30\n\ncompletion\x18\x02 \x01(\x0b\x32\x1a.prefixcache.v1.CompletionH\x00\x12\x39\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32\x1e.prefixcache.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"Y\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12,\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1c.prefixcache.v1.ChatMessagesH\x00\x42\x08\n\x06prompt\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"`\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12 \n\x13skip_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x15\n\x13GetModelInfoRequest\"\xe0\x02\n\x14GetModelInfoResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62uild\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x12\n\nnum_layers\x18\x04 \x01(\r\x12\x17\n\x0fnum_query_heads\x18\x05 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x06 \x01(\r\x12\x10\n\x08head_dim\x18\x07 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x08 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\t \x01(\r\x12\x12\n\nblock_size\x18\n \x01(\r\x12\x12\n\nnum_blocks\x18\x0b \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x0c \x01(\x04\x12\x0e\n\x06\x64\x65vice\x18\r \x01(\t\x12\x10\n\x08kv_dtype\x18\x0e \x01(\t\x12\x15\n\reos_token_ids\x18\x0f \x03(\r\x12\x19\n\x11has_chat_template\x18\x10 \x01(\x08*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xe2\x02\n\x10InferenceService\x12O\n\x08Generate\x12\x1f.prefixcache.v1.GenerateRequest\x1a .prefixcache.v1.GenerateResponse0\x01\x12M\n\x08Tokenize\x12\x1f.prefixcache.v1.TokenizeRequest\x1a .prefixcache.v1.TokenizeResponse\x12S\n\nDetokenize\x12!.prefixcache.v1.DetokenizeRequest\x1a\".prefixcache.v1.DetokenizeResponse\x12Y\n\x0cGetModelInfo\x12#.prefixcache.v1.GetModelInfoRequest\x1a$.prefixcache.v1.GetModelInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprefixcache/v1/inference.proto\x12\x0eprefixcache.v1\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"=\n\x0c\x43hatMessages\x12-\n\x08messages\x18\x01 \x03(\x0b\x32\x1b.prefixcache.v1.ChatMessage\"\xc7\x03\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12\x41\n\nlogit_bias\x18\t \x03(\x0b\x32-.prefixcache.v1.SamplingParams.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seedB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penalty\"\xda\x01\n\x0eStopConditions\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04stop\x18\x02 \x03(\t\x12\x17\n\nignore_eos\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x17\n\nmin_tokens\x18\x05 \x01(\rH\x02\x88\x01\x01\x12\x19\n\x0cinclude_stop\x18\x06 \x01(\x08H\x03\x88\x01\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_ignore_eosB\r\n\x0b_min_tokensB\x0f\n\r_include_stop\"\xab\x02\n\x0c\x43\x61\x63heOptions\x12/\n\x04mode\x18\x01 \x01(\x0e\x32!.prefixcache.v1.CacheOptions.Mode\x12\x17\n\rpublic_tokens\x18\x02 \x01(\rH\x00\x12\x19\n\x0fpublic_messages\x18\x03 \x01(\rH\x00\x12\x0c\n\x04salt\x18\x04 \x01(\t\x12\x15\n\x08priority\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x1d\n\x10priority_seconds\x18\x06 \x01(\x01H\x02\x88\x01\x01\"?\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fMODE_READ_WRITE\x10\x01\x12\x0c\n\x08MODE_OFF\x10\x02\x42\x0f\n\rpublic_prefixB\x0b\n\t_priorityB\x13\n\x11_priority_seconds\"O\n\nConstraint\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x03 \x01(\tH\x00\x42\x06\n\x04rule\"\x87\x04\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12-\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x18.prefixcache.v1.TokenIdsH\x00\x12,\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x1c.prefixcache.v1.ChatMessagesH\x00\x12\x30\n\x08sampling\x18\x05 \x01(\x0b\x32\x1e.prefixcache.v1.SamplingParams\x12\x37\n\x0fstop_conditions\x18\x06 \x01(\x0b\x32\x1e.prefixcache.v1.StopConditions\x12\x0e\n\x01n\x18\x07 \x01(\rH\x01\x88\x01\x01\x12+\n\x05\x63\x61\x63he\x18\x08 \x01(\x0b\x32\x1c.prefixcache.v1.CacheOptions\x12\x15\n\x08priority\x18\t \x01(\x05H\x02\x88\x01\x01\x12\x15\n\x08logprobs\x18\n \x01(\rH\x03\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0b \x01(\rH\x04\x88\x01\x01\x12\x11\n\tprefix_id\x18\x0c \x01(\t\x12.\n\nconstraint\x18\r \x01(\x0b\x32\x1a.prefixcache.v1.ConstraintB\x08\n\x06promptB\x04\n\x02_nB\x0b\n\t_priorityB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"!\n\rAbortResponse\x12\x10\n\x08was_live\x18\x01 \x01(\x08\"^\n\rTokenLogprobs\x12\x14\n\x07logprob\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\x42\n\n\x08_logprob\"A\n\x0ePromptLogprobs\x12/\n\x08logprobs\x18\x01 \x03(\x0b\x32\x1d.prefixcache.v1.TokenLogprobs\"\xda\x01\n\x05\x44\x65lta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x33\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x1c.prefixcache.v1.FinishReason\x12\x13\n\tstop_text\x18\x05 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x06 \x01(\rH\x00\x12/\n\x08logprobs\x18\x07 \x03(\x0b\x32\x1d.prefixcache.v1.TokenLogprobsB\r\n\x0bstop_reason\"\xc9\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x03 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x04 \x01(\r\x12\x16\n\x0eis_approximate\x18\x05 \x01(\x08\x12\x16\n\x0ewritten_tokens\x18\x06 \x01(\r\x12\x15\n\rblock_seconds\x18\x07 \x01(\x01\x12\x17\n\x0frestored_tokens\x18\x08 \x01(\r\"S\n\x06Timing\x12\x15\n\rqueue_seconds\x18\x01 \x01(\x01\x12\x1b\n\x13\x66irst_token_seconds\x18\x02 \x01(\x01\x12\x15\n\rtotal_seconds\x18\x03 \x01(\x01\"n\n\nCompletion\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12$\n\x05usage\x18\x02 \x01(\x0b\x32\x15.prefixcache.v1.Usage\x12&\n\x06timing\x18\x03 \x01(\x0b\x32\x16.prefixcache.v1.Timing\"\xb0\x01\n\x10GenerateResponse\x12&\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x15.prefixcache.v1.DeltaH\x00\x12\x30\n\ncompletion\x18\x02 \x01(\x0b\x32\x1a.prefixcache.v1.CompletionH\x00\x12\x39\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32\x1e.prefixcache.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"Y\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12,\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1c.prefixcache.v1.ChatMessagesH\x00\x42\x08\n\x06prompt\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"`\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12 \n\x13skip_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x15\n\x13GetModelInfoRequest\"\xe0\x02\n\x14GetModelInfoResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62uild\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x12\n\nnum_layers\x18\x04 \x01(\r\x12\x17\n\x0fnum_query_heads\x18\x05 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x06 \x01(\r\x12\x10\n\x08head_dim\x18\x07 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x08 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\t \x01(\r\x12\x12\n\nblock_size\x18\n \x01(\r\x12\x12\n\nnum_blocks\x18\x0b \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x0c \x01(\x04\x12\x0e\n\x06\x64\x65vice\x18\r \x01(\t\x12\x10\n\x08kv_dtype\x18\x0e \x01(\t\x12\x15\n\reos_token_ids\x18\x0f \x03(\r\x12\x19\n\x11has_chat_template\x18\x10 \x01(\x08*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xa8\x03\n\x10InferenceService\x12O\n\x08Generate\x12\x1f.prefixcache.v1.GenerateRequest\x1a .prefixcache.v1.GenerateResponse0\x01\x12\x44\n\x05\x41\x62ort\x12\x1c.prefixcache.v1.AbortRequest\x1a\x1d.prefixcache.v1.AbortResponse\x12M\n\x08Tokenize\x12\x1f.prefixcache.v1.TokenizeRequest\x1a .prefixcache.v1.TokenizeResponse\x12S\n\nDetokenize\x12!.prefixcache.v1.DetokenizeRequest\x1a\".prefixcache.v1.DetokenizeResponse\x12Y\n\x0cGetModelInfo\x12#.prefixcache.v1.GetModelInfoRequest\x1a$.prefixcache.v1.GetModelInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=3066
-  _globals['_FINISHREASON']._serialized_end=3161
+  _globals['_FINISHREASON']._serialized_start=3445
+  _globals['_FINISHREASON']._serialized_end=3540
   _globals['_TOKENIDS']._serialized_start=50
   _globals['_TOKENIDS']._serialized_end=73
   _globals['_CHATMESSAGE']._serialized_start=75
@@ -48,37 +48,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STOPCONDITIONS']._serialized_start=643
   _globals['_STOPCONDITIONS']._serialized_end=861
   _globals['_CACHEOPTIONS']._serialized_start=864
-  _globals['_CACHEOPTIONS']._serialized_end=1075
-  _globals['_CACHEOPTIONS_MODE']._serialized_start=995
-  _globals['_CACHEOPTIONS_MODE']._serialized_end=1058
-  _globals['_GENERATEREQUEST']._serialized_start=1078
-  _globals['_GENERATEREQUEST']._serialized_end=1530
-  _globals['_TOKENLOGPROBS']._serialized_start=1532
-  _globals['_TOKENLOGPROBS']._serialized_end=1626
-  _globals['_PROMPTLOGPROBS']._serialized_start=1628
-  _globals['_PROMPTLOGPROBS']._serialized_end=1693
-  _globals['_DELTA']._serialized_start=1696
-  _globals['_DELTA']._serialized_end=1914
-  _globals['_USAGE']._serialized_start=1917
-  _globals['_USAGE']._serialized_end=2046
-  _globals['_TIMING']._serialized_start=2048
-  _globals['_TIMING']._serialized_end=2131
-  _globals['_COMPLETION']._serialized_start=2133
-  _globals['_COMPLETION']._serialized_end=2243
-  _globals['_GENERATERESPONSE']._serialized_start=2246
-  _globals['_GENERATERESPONSE']._serialized_end=2422
-  _globals['_TOKENIZEREQUEST']._serialized_start=2424
-  _globals['_TOKENIZEREQUEST']._serialized_end=2513
-  _globals['_TOKENIZERESPONSE']._serialized_start=2515
-  _globals['_TOKENIZERESPONSE']._serialized_end=2552
-  _globals['_DETOKENIZEREQUEST']._serialized_start=2554
-  _globals['_DETOKENIZEREQUEST']._serialized_end=2650
-  _globals['_DETOKENIZERESPONSE']._serialized_start=2652
-  _globals['_DETOKENIZERESPONSE']._serialized_end=2686
-  _globals['_GETMODELINFOREQUEST']._serialized_start=2688
-  _globals['_GETMODELINFOREQUEST']._serialized_end=2709
-  _globals['_GETMODELINFORESPONSE']._serialized_start=2712
-  _globals['_GETMODELINFORESPONSE']._serialized_end=3064
-  _globals['_INFERENCESERVICE']._serialized_start=3164
-  _globals['_INFERENCESERVICE']._serialized_end=3518
+  _globals['_CACHEOPTIONS']._serialized_end=1163
+  _globals['_CACHEOPTIONS_MODE']._serialized_start=1049
+  _globals['_CACHEOPTIONS_MODE']._serialized_end=1112
+  _globals['_CONSTRAINT']._serialized_start=1165
+  _globals['_CONSTRAINT']._serialized_end=1244
+  _globals['_GENERATEREQUEST']._serialized_start=1247
+  _globals['_GENERATEREQUEST']._serialized_end=1766
+  _globals['_ABORTREQUEST']._serialized_start=1768
+  _globals['_ABORTREQUEST']._serialized_end=1802
+  _globals['_ABORTRESPONSE']._serialized_start=1804
+  _globals['_ABORTRESPONSE']._serialized_end=1837
+  _globals['_TOKENLOGPROBS']._serialized_start=1839
+  _globals['_TOKENLOGPROBS']._serialized_end=1933
+  _globals['_PROMPTLOGPROBS']._serialized_start=1935
+  _globals['_PROMPTLOGPROBS']._serialized_end=2000
+  _globals['_DELTA']._serialized_start=2003
+  _globals['_DELTA']._serialized_end=2221
+  _globals['_USAGE']._serialized_start=2224
+  _globals['_USAGE']._serialized_end=2425
+  _globals['_TIMING']._serialized_start=2427
+  _globals['_TIMING']._serialized_end=2510
+  _globals['_COMPLETION']._serialized_start=2512
+  _globals['_COMPLETION']._serialized_end=2622
+  _globals['_GENERATERESPONSE']._serialized_start=2625
+  _globals['_GENERATERESPONSE']._serialized_end=2801
+  _globals['_TOKENIZEREQUEST']._serialized_start=2803
+  _globals['_TOKENIZEREQUEST']._serialized_end=2892
+  _globals['_TOKENIZERESPONSE']._serialized_start=2894
+  _globals['_TOKENIZERESPONSE']._serialized_end=2931
+  _globals['_DETOKENIZEREQUEST']._serialized_start=2933
+  _globals['_DETOKENIZEREQUEST']._serialized_end=3029
+  _globals['_DETOKENIZERESPONSE']._serialized_start=3031
+  _globals['_DETOKENIZERESPONSE']._serialized_end=3065
+  _globals['_GETMODELINFOREQUEST']._serialized_start=3067
+  _globals['_GETMODELINFOREQUEST']._serialized_end=3088
+  _globals['_GETMODELINFORESPONSE']._serialized_start=3091
+  _globals['_GETMODELINFORESPONSE']._serialized_end=3443
+  _globals['_INFERENCESERVICE']._serialized_start=3543
+  _globals['_INFERENCESERVICE']._serialized_end=3967
 # @@protoc_insertion_point(module_scope)

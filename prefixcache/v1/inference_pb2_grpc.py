@@ -26,7 +26,13 @@ if _version_not_supported:
 
 
 class InferenceServiceStub:
-    """Turns prompts into text. Every call may carry the metadata key `x-tenant-id`; without it the tenant is "default".
+    """Turns prompts into text.
+
+    Metadata that every call of every service may carry:
+    - `authorization: Bearer KEY`: who calls. Needed where the worker was given a file of keys.
+    - `x-tenant-id`: the tenant in whose name a trusted proxy calls; refused unless the worker trusts its callers so far.
+    - `x-request-id`: the name of a request that bears none itself; comes back in the initial metadata.
+    - `traceparent`: the caller's W3C trace context, written beside the request in the worker's log.
     """
 
     def __init__(self, channel):
@@ -39,6 +45,11 @@ class InferenceServiceStub:
                 '/prefixcache.v1.InferenceService/Generate',
                 request_serializer=prefixcache_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=prefixcache_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+                _registered_method=True)
+        self.Abort = channel.unary_unary(
+                '/prefixcache.v1.InferenceService/Abort',
+                request_serializer=prefixcache_dot_v1_dot_inference__pb2.AbortRequest.SerializeToString,
+                response_deserializer=prefixcache_dot_v1_dot_inference__pb2.AbortResponse.FromString,
                 _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/prefixcache.v1.InferenceService/Tokenize',
@@ -58,12 +69,25 @@ class InferenceServiceStub:
 
 
 class InferenceServiceServicer:
-    """Turns prompts into text. Every call may carry the metadata key `x-tenant-id`; without it the tenant is "default".
+    """Turns prompts into text.
+
+    Metadata that every call of every service may carry:
+    - `authorization: Bearer KEY`: who calls. Needed where the worker was given a file of keys.
+    - `x-tenant-id`: the tenant in whose name a trusted proxy calls; refused unless the worker trusts its callers so far.
+    - `x-request-id`: the name of a request that bears none itself; comes back in the initial metadata.
+    - `traceparent`: the caller's W3C trace context, written beside the request in the worker's log.
     """
 
     def Generate(self, request, context):
         """Answers one prompt as a stream: the prompt's log-probabilities if asked for, any number of deltas, then exactly
         one completion, or a status that says why not.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Abort(self, request, context):
+        """Ends a live request of the caller's tenant, whichever connection it came by. Its stream ends with CANCELLED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -98,6 +122,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     request_deserializer=prefixcache_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=prefixcache_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
             ),
+            'Abort': grpc.unary_unary_rpc_method_handler(
+                    servicer.Abort,
+                    request_deserializer=prefixcache_dot_v1_dot_inference__pb2.AbortRequest.FromString,
+                    response_serializer=prefixcache_dot_v1_dot_inference__pb2.AbortResponse.SerializeToString,
+            ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
                     request_deserializer=prefixcache_dot_v1_dot_inference__pb2.TokenizeRequest.FromString,
@@ -122,7 +151,13 @@ def add_InferenceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class InferenceService:
-    """Turns prompts into text. Every call may carry the metadata key `x-tenant-id`; without it the tenant is "default".
+    """Turns prompts into text.
+
+    Metadata that every call of every service may carry:
+    - `authorization: Bearer KEY`: who calls. Needed where the worker was given a file of keys.
+    - `x-tenant-id`: the tenant in whose name a trusted proxy calls; refused unless the worker trusts its callers so far.
+    - `x-request-id`: the name of a request that bears none itself; comes back in the initial metadata.
+    - `traceparent`: the caller's W3C trace context, written beside the request in the worker's log.
     """
 
     @staticmethod
@@ -142,6 +177,33 @@ class InferenceService:
             '/prefixcache.v1.InferenceService/Generate',
             prefixcache_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
             prefixcache_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Abort(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixcache.v1.InferenceService/Abort',
+            prefixcache_dot_v1_dot_inference__pb2.AbortRequest.SerializeToString,
+            prefixcache_dot_v1_dot_inference__pb2.AbortResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,7 +27,14 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class InferenceServiceStub:
-    """Turns prompts into text. Every call may carry the metadata key `x-tenant-id`; without it the tenant is "default"."""
+    """Turns prompts into text.
+
+    Metadata that every call of every service may carry:
+    - `authorization: Bearer KEY`: who calls. Needed where the worker was given a file of keys.
+    - `x-tenant-id`: the tenant in whose name a trusted proxy calls; refused unless the worker trusts its callers so far.
+    - `x-request-id`: the name of a request that bears none itself; comes back in the initial metadata.
+    - `traceparent`: the caller's W3C trace context, written beside the request in the worker's log.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -37,6 +44,8 @@ class InferenceServiceStub:
     """Answers one prompt as a stream: the prompt's log-probabilities if asked for, any number of deltas, then exactly
     one completion, or a status that says why not.
     """
+    Abort: _grpc.UnaryUnaryMultiCallable[_inference_pb2.AbortRequest, _inference_pb2.AbortResponse]
+    """Ends a live request of the caller's tenant, whichever connection it came by. Its stream ends with CANCELLED."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
     """Turns text or chat messages into the token ids that Generate would compute."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]
@@ -46,13 +55,22 @@ class InferenceServiceStub:
 
 @_typing.type_check_only
 class InferenceServiceAsyncStub(InferenceServiceStub):
-    """Turns prompts into text. Every call may carry the metadata key `x-tenant-id`; without it the tenant is "default"."""
+    """Turns prompts into text.
+
+    Metadata that every call of every service may carry:
+    - `authorization: Bearer KEY`: who calls. Needed where the worker was given a file of keys.
+    - `x-tenant-id`: the tenant in whose name a trusted proxy calls; refused unless the worker trusts its callers so far.
+    - `x-request-id`: the name of a request that bears none itself; comes back in the initial metadata.
+    - `traceparent`: the caller's W3C trace context, written beside the request in the worker's log.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
     """Answers one prompt as a stream: the prompt's log-probabilities if asked for, any number of deltas, then exactly
     one completion, or a status that says why not.
     """
+    Abort: _aio.UnaryUnaryMultiCallable[_inference_pb2.AbortRequest, _inference_pb2.AbortResponse]  # type: ignore[assignment]
+    """Ends a live request of the caller's tenant, whichever connection it came by. Its stream ends with CANCELLED."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Turns text or chat messages into the token ids that Generate would compute."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]  # type: ignore[assignment]
@@ -61,7 +79,14 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     """Names the model, its shape and the limits of this worker."""
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Turns prompts into text. Every call may carry the metadata key `x-tenant-id`; without it the tenant is "default"."""
+    """Turns prompts into text.
+
+    Metadata that every call of every service may carry:
+    - `authorization: Bearer KEY`: who calls. Needed where the worker was given a file of keys.
+    - `x-tenant-id`: the tenant in whose name a trusted proxy calls; refused unless the worker trusts its callers so far.
+    - `x-request-id`: the name of a request that bears none itself; comes back in the initial metadata.
+    - `traceparent`: the caller's W3C trace context, written beside the request in the worker's log.
+    """
 
     @_abc_1.abstractmethod
     def Generate(
@@ -72,6 +97,14 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         """Answers one prompt as a stream: the prompt's log-probabilities if asked for, any number of deltas, then exactly
         one completion, or a status that says why not.
         """
+
+    @_abc_1.abstractmethod
+    def Abort(
+        self,
+        request: _inference_pb2.AbortRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.AbortResponse, _abc.Awaitable[_inference_pb2.AbortResponse]]:
+        """Ends a live request of the caller's tenant, whichever connection it came by. Its stream ends with CANCELLED."""
 
     @_abc_1.abstractmethod
     def Tokenize(

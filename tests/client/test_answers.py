@@ -23,19 +23,15 @@ from prefixcache_client import (
     PromptLogprobs,
     RequestStats,
     Stats,
+    TierStats,
     Timing,
     TokenLogprobs,
     TokenStats,
     TreeNode,
     Usage,
 )
-from prefixcache_client.answers import (
-    event_from_proto,
-    generation_from_events,
-    model_info_from_proto,
-    stats_from_proto,
-    tree_from_proto,
-)
+from prefixcache_client.answers import event_from_proto, generation_from_events, model_info_from_proto
+from prefixcache_client.cache_answers import stats_from_proto, tree_from_proto
 
 END = Completion(
     request_id="r1",
@@ -58,6 +54,7 @@ END = Completion(
         (TokenStats, cache_pb2.TokenStats),
         (RequestStats, cache_pb2.RequestStats),
         (Stats, cache_pb2.GetStatsResponse),
+        (TierStats, cache_pb2.TierStats),
         (TreeNode, cache_pb2.TreeNode),
     ],
 )

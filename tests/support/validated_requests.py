@@ -9,9 +9,11 @@ from support.tiny_loaded_model import byte_tokenizer, chat_template
 from prefixcache.v1 import inference_pb2 as pb
 from prefixcache_worker.engine.request import Request
 from prefixcache_worker.model.model import AttentionShape
+from prefixcache_worker.server.caller import Caller, Role
 from prefixcache_worker.server.served_model import ServedModel
-from prefixcache_worker.server.validation import request_from_proto
+from prefixcache_worker.server.validation.generate import request_from_proto
 
+CALLER = Caller(tenant="shop", role=Role.ADMIN)
 CONTEXT_LENGTH = 128
 VOCABULARY_SIZE = 300
 
@@ -40,7 +42,7 @@ MODEL = served_model()
 
 
 def checked(message: pb.GenerateRequest, model: ServedModel = MODEL) -> Request:
-    return request_from_proto(message, tenant="shop", model=model)
+    return request_from_proto(message, caller=CALLER, model=model)
 
 
 def with_ids(**fields: Any) -> pb.GenerateRequest:

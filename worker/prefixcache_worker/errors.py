@@ -20,6 +20,22 @@ class DuplicateRequestError(WorkerError):
     """A live request already has this id."""
 
 
+class UnauthenticatedError(WorkerError):
+    """The call bears no credential that the worker knows."""
+
+
+class PermissionDeniedError(WorkerError):
+    """The credential does not allow this call."""
+
+
+class NotFoundError(WorkerError):
+    """What the request names does not exist, or not for this caller."""
+
+
+class AbortedError(WorkerError):
+    """The tenant ended the request by another call."""
+
+
 class QueueFullError(WorkerError):
     """The waiting queue is at its limit; try again later."""
 

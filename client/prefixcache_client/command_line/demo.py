@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from prefixcache_client.answers import Delta, Event, Generation, Stats, TreeNode, generation_from_events
+from prefixcache_client.answers import Delta, Event, Generation, generation_from_events
 from prefixcache_client.async_client import AsyncClient
+from prefixcache_client.cache_answers import Stats, TreeNode
 from prefixcache_client.command_line import arguments as common
 from prefixcache_client.command_line.answer_board import AnswerBoard
 from prefixcache_client.command_line.demo_policy import PUBLIC_MESSAGES, TENANTS, Tenant, conversation

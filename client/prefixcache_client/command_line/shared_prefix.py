@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
-from prefixcache_client.answers import Event, Generation, Stats, generation_from_events
+from prefixcache_client.answers import Event, Generation, generation_from_events
 from prefixcache_client.async_client import AsyncClient
+from prefixcache_client.cache_answers import Stats
 from prefixcache_client.command_line.figures import Figure, percentile, share_of_unshared
 from prefixcache_client.command_line.output import share
 from prefixcache_client.errors import PrefixCacheClientError

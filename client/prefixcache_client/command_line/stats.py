@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from prefixcache_client.answers import BlockStats, Stats
+from prefixcache_client.cache_answers import BlockStats, Stats
 from prefixcache_client.command_line import arguments as common
 from prefixcache_client.command_line.output import share, size, write_result
 
@@ -37,11 +37,14 @@ def stats_table(stats: Stats) -> Table:
     """Every count, and what it means in bytes or percent where that says more."""
     table = Table("", "count", "", box=None, pad_edge=False)
     table.columns[1].justify = table.columns[2].justify = "right"
-    for section in fields(stats):
-        table.add_row(section.name, "", "", style="bold")
-        values = getattr(stats, section.name)
+    sections: dict[str, Any] = {"blocks": stats.blocks, "tokens": stats.tokens, "requests": stats.requests}
+    sections |= {f"tier {tier.name}": tier for tier in stats.tiers}
+    for title, values in sections.items():
+        table.add_row(title, "", "", style="bold")
         for field in fields(values):
             value = getattr(values, field.name)
+            if isinstance(value, str):
+                continue
             name = f"  {field.name.replace('_', ' ')}"
             table.add_row(name, f"{value:,}", _remark(stats, values, field.name, value))
     return table

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 from rich.tree import Tree
 
-from prefixcache_client.answers import TreeNode
+from prefixcache_client.cache_answers import TreeNode
 from prefixcache_client.command_line import arguments as common
 from prefixcache_client.command_line.output import count, printable, write_result
 

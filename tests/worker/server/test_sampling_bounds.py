@@ -5,12 +5,20 @@ from __future__ import annotations
 import math
 
 import pytest
-from support.validated_requests import VOCABULARY_SIZE, checked, sampling, served_model, stopping, with_ids
+from support.validated_requests import (
+    CALLER,
+    VOCABULARY_SIZE,
+    checked,
+    sampling,
+    served_model,
+    stopping,
+    with_ids,
+)
 
 from prefixcache.v1 import inference_pb2 as pb
 from prefixcache_worker.engine.request import Request
 from prefixcache_worker.errors import InvalidRequestError
-from prefixcache_worker.server.validation import request_from_proto
+from prefixcache_worker.server.validation.generate import request_from_proto
 
 
 @pytest.mark.parametrize(
@@ -102,10 +110,10 @@ def test_min_tokens_needs_a_token_that_goes_on():
     with pytest.raises(InvalidRequestError, match="every token of this model does") as caught:
         request_from_proto(
             pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1]), stop_conditions=pb.StopConditions(**every)),
-            tenant="shop",
+            caller=CALLER,
             model=model,
         )
     assert caught.value.field_name == "stop_conditions.min_tokens"
     past_eos = pb.StopConditions(**every, ignore_eos=True)
     message = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1]), stop_conditions=past_eos)
-    assert request_from_proto(message, tenant="shop", model=model).stop_conditions.min_tokens == 1
+    assert request_from_proto(message, caller=CALLER, model=model).stop_conditions.min_tokens == 1

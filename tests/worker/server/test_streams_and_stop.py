@@ -28,6 +28,7 @@ from prefixcache_worker.engine.request import (
     Usage,
 )
 from prefixcache_worker.model.scripted_model import ScriptedModel
+from prefixcache_worker.server.access import OpenAccess
 from prefixcache_worker.server.inference_servicer import InferenceServicer, merge_deltas
 
 
@@ -209,7 +210,9 @@ async def test_what_comes_while_the_reader_is_slow_is_one_message():
     context = AsyncMock(spec=grpc.aio.ServicerContext, write=write)
     context.invocation_metadata = tuple
     async with served(loaded(tiny_decoder(context_length=512))) as worker:
-        servicer = InferenceServicer(engine_loop=worker.worker.engine_loop, model=worker.worker.model)
+        servicer = InferenceServicer(
+            engine_loop=worker.worker.engine_loop, model=worker.worker.model, access=OpenAccess()
+        )
         answering = asyncio.create_task(servicer.Generate(greedy_request(prompt, 16), context))
         await worker.stats_when(lambda stats: stats.requests.finished == 1)
         reader_is_back.set()

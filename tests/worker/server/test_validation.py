@@ -23,11 +23,7 @@ from prefixcache import Namespace
 from prefixcache.v1 import inference_pb2 as pb
 from prefixcache_worker.engine.request import Request, SamplingParams, StopConditions
 from prefixcache_worker.errors import InvalidRequestError
-from prefixcache_worker.server.validation import (
-    tenant_from_metadata,
-    token_ids_from_detokenize,
-    token_ids_from_tokenize,
-)
+from prefixcache_worker.server.validation.prompts import token_ids_from_detokenize, token_ids_from_tokenize
 
 
 def test_absent_fields_take_the_documented_defaults():
@@ -236,26 +232,6 @@ def test_detokenize_takes_known_ids_only():
     assert token_ids_from_detokenize(pb.DetokenizeRequest(token_ids=[299]), model=MODEL) == [299]
     with pytest.raises(InvalidRequestError, match=r"token_ids\[2\]: 300 is not a token id"):
         token_ids_from_detokenize(pb.DetokenizeRequest(token_ids=[1, 2, 300]), model=MODEL)
-
-
-@pytest.mark.parametrize(
-    ("metadata", "tenant"),
-    [
-        ([], "default"),
-        ([("user-agent", "grpc")], "default"),
-        ([("x-tenant-id", "shop 1")], "shop 1"),
-        ([("x-tenant-id", "~" * 128)], "~" * 128),
-    ],
-)
-def test_the_tenant_comes_from_the_metadata(metadata: list[tuple[str, str]], tenant: str):
-    assert tenant_from_metadata(metadata) == tenant
-
-
-@pytest.mark.parametrize("values", [[""], ["~" * 129], ["caf\u00e9"], ["a\tb"], [b"shop"], ["a", "a"]])
-def test_a_bad_tenant_is_refused(values: list[Any]):
-    with pytest.raises(InvalidRequestError) as caught:
-        tenant_from_metadata([("x-tenant-id", value) for value in values])
-    assert caught.value.field_name == "x-tenant-id"
 
 
 def outcome(message: pb.GenerateRequest) -> Request | InvalidRequestError:

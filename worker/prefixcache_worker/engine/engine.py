@@ -17,6 +17,7 @@ from prefixcache_worker.attention.cpu import CpuAttention
 from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.attention.planner import AttentionPlanner
 from prefixcache_worker.attention.sparse import SparseBackend
+from prefixcache_worker.engine.answer import Answer
 from prefixcache_worker.engine.assembler import Assembler
 from prefixcache_worker.engine.batch import Batch, ScheduledSpan, build_batch
 from prefixcache_worker.engine.cache_scheme import CacheScheme
@@ -27,9 +28,7 @@ from prefixcache_worker.engine.request import (
     Event,
     Failure,
     Request,
-    Timing,
     TokenLogprobs,
-    Usage,
 )
 from prefixcache_worker.engine.sampler import sample, take_rows
 from prefixcache_worker.engine.scheduler import Refusal, Scheduler
@@ -64,21 +63,6 @@ class Output(NamedTuple):
 
     key: Hashable
     event: Event
-
-
-@dataclass(slots=True)
-class _Answer:
-    """A live request: its choices and its clock readings."""
-
-    key: Hashable
-    request: Request
-    arrived: float
-    sequences: list[Sequence]
-    num_cached_tokens: int = 0
-    num_output_tokens: int = 0
-    started: float | None = None
-    first_token: float | None = None
-    is_approximate: bool = False
 
 
 class Engine:
@@ -125,7 +109,7 @@ class Engine:
             max_running=config.max_running,
             max_overtakes=config.max_overtakes,
         )
-        self._answers: dict[Hashable, _Answer] = {}
+        self._answers: dict[Hashable, Answer] = {}
         self._counters = Counters()
 
     @property
@@ -165,7 +149,7 @@ class Engine:
             request = replace(request, use_cache=False)
         sequence = self._new_sequence(key, request, index=0)
         arrived = self._clock() if arrived is None else arrived
-        self._answers[key] = _Answer(key, request, arrived, [sequence])
+        self._answers[key] = Answer(key, request, arrived, [sequence])
         self._scheduler.add(sequence)
 
     def cancel(self, key: Hashable) -> bool:
@@ -380,28 +364,10 @@ class Engine:
                 outputs.append(Output(answer.key, self._complete(answer)))
         return outputs
 
-    def _complete(self, answer: _Answer) -> Completion:
-        request, now = answer.request, self._clock()
-        assert answer.started is not None
-        assert answer.first_token is not None
+    def _complete(self, answer: Answer) -> Completion:
         del self._answers[answer.key]
         self._counters.finished += 1
-        num_prompt_tokens = len(request.prompt_token_ids)
-        return Completion(
-            request_id=request.request_id,
-            usage=Usage(
-                prompt_tokens=num_prompt_tokens,
-                cached_tokens=answer.num_cached_tokens,
-                computed_tokens=num_prompt_tokens - answer.num_cached_tokens,
-                completion_tokens=answer.num_output_tokens,
-                is_approximate=answer.is_approximate,
-            ),
-            timing=Timing(
-                queue_seconds=answer.started - answer.arrived,
-                first_token_seconds=answer.first_token - answer.arrived,
-                total_seconds=now - answer.arrived,
-            ),
-        )
+        return answer.completion(ended=self._clock())
 
     def _refuse(self, refusals: list[Refusal]) -> list[Output]:
         """Give up the requests of sequences that the scheduler has dropped."""

@@ -13,9 +13,10 @@ from prefixcache import NodeDump
 from prefixcache.v1 import cache_pb2, cache_pb2_grpc
 from prefixcache_worker.engine.engine_loop import EngineLoop
 from prefixcache_worker.model.tokenizer import Tokenizer
+from prefixcache_worker.server.access import Access
+from prefixcache_worker.server.caller import Role
+from prefixcache_worker.server.grpc_call import authorised
 from prefixcache_worker.server.served_model import ServedModel
-from prefixcache_worker.server.status import errors_as_status
-from prefixcache_worker.server.validation import tenant_from_metadata
 
 PREVIEW_TOKENS = 24
 
@@ -23,16 +24,18 @@ PREVIEW_TOKENS = 24
 class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
     """Translates between messages and the engine; decides nothing."""
 
-    def __init__(self, *, engine_loop: EngineLoop, model: ServedModel) -> None:
+    def __init__(self, *, engine_loop: EngineLoop, model: ServedModel, access: Access) -> None:
         self._engine_loop = engine_loop
         self._model = model
+        self._access = access
 
     async def GetStats(
         self,
         request: cache_pb2.GetStatsRequest,
         context: grpc.aio.ServicerContext[Any, cache_pb2.GetStatsResponse],
     ) -> cache_pb2.GetStatsResponse:
-        async with errors_as_status(context):
+        async with authorised(context, self._access) as caller:
+            caller.require(Role.ADMIN, "GetStats")
             stats = await self._engine_loop.call(lambda engine: engine.stats(reset_peaks=request.reset_peaks))
             return cache_pb2.GetStatsResponse(
                 blocks=cache_pb2.BlockStats(**asdict(stats.blocks)),
@@ -45,12 +48,11 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         request: cache_pb2.DumpTreeRequest,
         context: grpc.aio.ServicerContext[Any, cache_pb2.DumpTreeResponse],
     ) -> cache_pb2.DumpTreeResponse:
-        async with errors_as_status(context):
-            tenant = tenant_from_metadata(context.invocation_metadata() or ())
+        async with authorised(context, self._access) as caller:
             nodes = await self._engine_loop.call(lambda engine: engine.cache.dump(request.max_depth))
             # Off the event loop: a large tree's previews take long enough to hold up the streams.
             return await asyncio.to_thread(
-                tree_to_proto, nodes, tenant=tenant, tokenizer=self._model.tokenizer
+                tree_to_proto, nodes, tenant=caller.tenant, tokenizer=self._model.tokenizer
             )
 
 

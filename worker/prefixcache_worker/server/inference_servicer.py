@@ -21,14 +21,11 @@ from prefixcache_worker.engine.request import (
     PromptLogprobs,
     TokenLogprobs,
 )
+from prefixcache_worker.server.access import Access
+from prefixcache_worker.server.grpc_call import authorised
 from prefixcache_worker.server.served_model import ServedModel
-from prefixcache_worker.server.status import errors_as_status
-from prefixcache_worker.server.validation import (
-    request_from_proto,
-    tenant_from_metadata,
-    token_ids_from_detokenize,
-    token_ids_from_tokenize,
-)
+from prefixcache_worker.server.validation.generate import request_from_proto
+from prefixcache_worker.server.validation.prompts import token_ids_from_detokenize, token_ids_from_tokenize
 
 LONG_MESSAGE_BYTES = 4096
 """Messages up to this size are tokenised at once (about a millisecond), longer ones in a thread."""
@@ -46,9 +43,10 @@ _ResultT = TypeVar("_ResultT")
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """Translates between messages and the engine; decides nothing."""
 
-    def __init__(self, *, engine_loop: EngineLoop, model: ServedModel) -> None:
+    def __init__(self, *, engine_loop: EngineLoop, model: ServedModel, access: Access) -> None:
         self._engine_loop = engine_loop
         self._model = model
+        self._access = access
 
     # A coroutine that writes, not a generator: when the client goes away, the cancellation is raised
     # here at once. A generator would stay suspended at its yield until it is collected.
@@ -58,9 +56,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         context: grpc.aio.ServicerContext[Any, inference_pb2.GenerateResponse],
     ) -> None:
         """Stream the answer. A client that goes away or runs out of time cancels its request."""
-        async with errors_as_status(context):
-            tenant = tenant_from_metadata(context.invocation_metadata() or ())
-            validated = partial(request_from_proto, tenant=tenant, model=self._model)
+        async with authorised(context, self._access) as caller:
+            validated = partial(request_from_proto, caller=caller, model=self._model)
             engine_request = await _off_loop(validated, request)
             async with self._engine_loop.submit(engine_request) as events:
                 async for event in events:
@@ -73,7 +70,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         request: inference_pb2.TokenizeRequest,
         context: grpc.aio.ServicerContext[Any, inference_pb2.TokenizeResponse],
     ) -> inference_pb2.TokenizeResponse:
-        async with errors_as_status(context):
+        async with authorised(context, self._access):
             return await _off_loop(self._tokenize, request)
 
     async def Detokenize(
@@ -81,7 +78,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         request: inference_pb2.DetokenizeRequest,
         context: grpc.aio.ServicerContext[Any, inference_pb2.DetokenizeResponse],
     ) -> inference_pb2.DetokenizeResponse:
-        async with errors_as_status(context):
+        async with authorised(context, self._access):
             return await _off_loop(self._detokenize, request)
 
     async def GetModelInfo(
@@ -89,25 +86,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         request: inference_pb2.GetModelInfoRequest,
         context: grpc.aio.ServicerContext[Any, inference_pb2.GetModelInfoResponse],
     ) -> inference_pb2.GetModelInfoResponse:
-        model = self._model
-        return inference_pb2.GetModelInfoResponse(
-            name=model.name,
-            build=model.build,
-            architecture=model.architecture,
-            num_layers=model.attention_shape.num_layers,
-            num_query_heads=model.attention_shape.num_query_heads,
-            num_kv_heads=model.attention_shape.num_kv_heads,
-            head_dim=model.attention_shape.head_dim,
-            vocabulary_size=model.vocabulary_size,
-            context_length=model.context_length,
-            block_size=model.block_size,
-            num_blocks=model.num_blocks,
-            block_bytes=model.block_bytes,
-            device=model.device,
-            kv_dtype=model.kv_dtype,
-            eos_token_ids=model.eos_token_ids,
-            has_chat_template=model.chat_template is not None,
-        )
+        async with authorised(context, self._access):
+            return model_info_to_proto(self._model)
 
     def _tokenize(self, message: inference_pb2.TokenizeRequest) -> inference_pb2.TokenizeResponse:
         token_ids = token_ids_from_tokenize(message, model=self._model)
@@ -117,6 +97,28 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         token_ids = token_ids_from_detokenize(message, model=self._model)
         text = self._model.tokenizer.decode(token_ids, skip_special_tokens=message.skip_special_tokens)
         return inference_pb2.DetokenizeResponse(text=text)
+
+
+def model_info_to_proto(model: ServedModel) -> inference_pb2.GetModelInfoResponse:
+    """The message that describes a model and this worker's limits."""
+    return inference_pb2.GetModelInfoResponse(
+        name=model.name,
+        build=model.build,
+        architecture=model.architecture,
+        num_layers=model.attention_shape.num_layers,
+        num_query_heads=model.attention_shape.num_query_heads,
+        num_kv_heads=model.attention_shape.num_kv_heads,
+        head_dim=model.attention_shape.head_dim,
+        vocabulary_size=model.vocabulary_size,
+        context_length=model.context_length,
+        block_size=model.block_size,
+        num_blocks=model.num_blocks,
+        block_bytes=model.block_bytes,
+        device=model.device,
+        kv_dtype=model.kv_dtype,
+        eos_token_ids=model.eos_token_ids,
+        has_chat_template=model.chat_template is not None,
+    )
 
 
 def event_to_proto(event: AnswerEvent) -> inference_pb2.GenerateResponse:

@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection
 from prefixcache.v1 import cache_pb2, cache_pb2_grpc, inference_pb2, inference_pb2_grpc
 from prefixcache_worker.config import split_address
 from prefixcache_worker.errors import ConfigError, EngineStoppedError
+from prefixcache_worker.server.access import Access, OpenAccess
 from prefixcache_worker.server.build import Worker
 from prefixcache_worker.server.cache_servicer import CacheServicer
 from prefixcache_worker.server.inference_servicer import InferenceServicer
@@ -45,7 +46,9 @@ logger = logging.getLogger(__name__)
 class Service:
     """One worker behind one port. Use within one event loop: bind, start, stop, in this order."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, access: Access | None = None) -> None:
+        """Without `access`, everybody may call."""
+        self._access = OpenAccess() if access is None else access
         self._server = grpc.aio.server(options=_SERVER_OPTIONS)
         self._health = health_aio.HealthServicer()
         self._worker: Worker | None = None
@@ -68,10 +71,16 @@ class Service:
         """Start the engine and answer calls. Requires: bound, not started before."""
         self._worker = worker
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(
-            InferenceServicer(engine_loop=worker.engine_loop, model=worker.model), self._server
+            InferenceServicer(  # type: ignore[abstract]
+                engine_loop=worker.engine_loop, model=worker.model, access=self._access
+            ),
+            self._server,
         )
         cache_pb2_grpc.add_CacheServiceServicer_to_server(
-            CacheServicer(engine_loop=worker.engine_loop, model=worker.model), self._server
+            CacheServicer(  # type: ignore[abstract]
+                engine_loop=worker.engine_loop, model=worker.model, access=self._access
+            ),
+            self._server,
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflected = (*SERVICE_NAMES, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)

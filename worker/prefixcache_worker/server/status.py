@@ -15,11 +15,15 @@ from grpc_status import rpc_status
 
 from prefixcache import NotPublisherError, OutOfBlocksError, QuotaExceededError
 from prefixcache_worker.errors import (
+    AbortedError,
     DuplicateRequestError,
     EngineStoppedError,
     InvalidRequestError,
     NotFiniteError,
+    NotFoundError,
+    PermissionDeniedError,
     QueueFullError,
+    UnauthenticatedError,
 )
 
 ERROR_DOMAIN = "prefixcache"
@@ -40,6 +44,10 @@ class StatusRow(NamedTuple):
 STATUS_BY_ERROR: dict[type[Exception], StatusRow] = {
     InvalidRequestError: StatusRow(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
     DuplicateRequestError: StatusRow(grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST"),
+    UnauthenticatedError: StatusRow(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED"),
+    PermissionDeniedError: StatusRow(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED"),
+    NotFoundError: StatusRow(grpc.StatusCode.NOT_FOUND, "NOT_FOUND"),
+    AbortedError: StatusRow(grpc.StatusCode.CANCELLED, "ABORTED"),
     QueueFullError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
     OutOfBlocksError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "OUT_OF_BLOCKS"),
     QuotaExceededError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED"),

@@ -1,0 +1,131 @@
+"""What the worker says of its cache: from proto messages to immutable Python values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prefixcache.v1 import cache_pb2
+from prefixcache_client.fields import from_fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockStats:
+    """Where the pool's blocks are. `free + idle + live == total`."""
+
+    total: int
+    free: int
+    idle: int
+    """Cached blocks that no request holds."""
+    live: int
+    """Blocks that at least one request holds."""
+    live_unshared: int
+    """Blocks that the live requests would hold if none were shared."""
+    peak_live: int
+    peak_live_unshared: int
+    evicted: int
+    copied: int
+    block_bytes: int
+    block_size: int
+    used_slots: int
+    """Slots of the live blocks without those behind a request's last token."""
+    peak_used_slots: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenStats:
+    """Tokens since the worker started. `cached + computed == prompt`."""
+
+    prompt: int
+    cached: int
+    computed: int
+    generated: int
+    kv_rows_read: int
+    """KV rows read by attention, a shared run counted once per step."""
+    kv_rows_unshared: int
+    """KV rows that would have been read without sharing."""
+    restored: int
+    """Of `cached`, those whose KV came back from a larger, slower tier."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestStats:
+    """Requests now, and since the worker started."""
+
+    waiting: int
+    running: int
+    finished: int
+    cancelled: int
+    preemptions: int
+    steps: int
+    failed: int
+    """Ended by an error of the worker."""
+    peak_running: int
+    promoted: int
+    """Overtaken so often that they went before everything that came later; each choice counts."""
+    followed: int
+    """Times that a prompt waited for another one that began the same, and was not computed twice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierStats:
+    """A larger, slower place where blocks go that are evicted from the pool. Counts of blocks."""
+
+    name: str
+    """"memory" or "file"."""
+    num_blocks: int
+    """As many as it can hold."""
+    used_blocks: int
+    """As many as it holds."""
+    stored: int
+    restored: int
+    """Gone back to the pool."""
+    evicted: int
+    """Dropped, or given to the next tier, to make room."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """What the cache holds and what it saved."""
+
+    blocks: BlockStats
+    tokens: TokenStats
+    requests: RequestStats
+    tiers: tuple[TierStats, ...]
+    """Behind the pool, the nearest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeNode:
+    """One node of the radix tree: a run of tokens and their blocks."""
+
+    id: int
+    parent_id: int
+    """0 for a child of the root."""
+    public: bool
+    """True when all tenants may share it."""
+    tenant: str
+    """The owner of a private node."""
+    num_tokens: int
+    num_blocks: int
+    num_live_blocks: int
+    num_readers: int
+    """The most live requests that hold one block of the run."""
+    preview: str
+    """The beginning of the run as text, only for public nodes and the caller's own."""
+    last_used: int
+    """The cache's logical clock when the node was last used."""
+
+
+def stats_from_proto(response: cache_pb2.GetStatsResponse) -> Stats:
+    """The counts."""
+    return Stats(
+        blocks=from_fields(BlockStats, response.blocks),
+        tokens=from_fields(TokenStats, response.tokens),
+        requests=from_fields(RequestStats, response.requests),
+        tiers=tuple(from_fields(TierStats, tier) for tier in response.tiers),
+    )
+
+
+def tree_from_proto(response: cache_pb2.DumpTreeResponse) -> tuple[TreeNode, ...]:
+    """The tree's nodes, parents before children."""
+    return tuple(from_fields(TreeNode, node) for node in response.nodes)

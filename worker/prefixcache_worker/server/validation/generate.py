@@ -1,0 +1,188 @@
+"""Every bound on a GenerateRequest: messages become checked values here or nowhere.
+
+All functions raise InvalidRequestError, naming the field by its path in the message, and nothing else.
+They may take as long as tokenising takes; nothing in them waits.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+
+from prefixcache.v1 import inference_pb2
+from prefixcache_worker.engine.request import Request, SamplingParams, StopConditions
+from prefixcache_worker.server.caller import Caller
+from prefixcache_worker.server.served_model import ServedModel
+from prefixcache_worker.server.validation.bounds import (
+    checked_number,
+    checked_request_id,
+    checked_salt,
+    given,
+    known_ids,
+    require,
+)
+from prefixcache_worker.server.validation.prompts import num_public_tokens, prompt_token_ids
+
+MAX_TEMPERATURE = 100.0
+MIN_REPETITION_PENALTY = 0.1
+MAX_REPETITION_PENALTY = 10.0
+MAX_PENALTY = 2.0
+MAX_BIASES = 300
+MAX_BIAS = 100.0
+MAX_CHOICES = 64
+MAX_PRIORITY = 100
+MAX_STOP_TEXTS = 16
+MAX_STOP_LENGTH = 1024
+MAX_STOP_TOKEN_IDS = 256
+MAX_TOP_LOGPROBS = 20
+
+_CacheMode = inference_pb2.CacheOptions.Mode
+_DEFAULT_SAMPLING = SamplingParams()
+_DEFAULT_STOP_CONDITIONS = StopConditions()
+
+
+def request_from_proto(
+    message: inference_pb2.GenerateRequest, *, caller: Caller, model: ServedModel
+) -> Request:
+    """The request a message asks for.
+
+    Text becomes token ids. An absent field takes its default, an empty request id a new one. top_k of
+    -1, 0 and beyond the vocabulary all mean "keep all". max_tokens may reach beyond the context: the
+    answer ends there, with FINISH_REASON_LENGTH.
+    """
+    request_id = checked_request_id(message.request_id)
+    # The cheap checks come first: a request that fails them is not worth tokenising.
+    sampling = _sampling_params(message.sampling, model.vocabulary_size)
+    stop_conditions = _stop_conditions(message.stop_conditions, model)
+    num_choices = given(message, "n", 1)
+    require(1 <= num_choices <= MAX_CHOICES, "n", f"{num_choices} is not in 1 to {MAX_CHOICES}")
+    priority = given(message, "priority", 0)
+    require(
+        -MAX_PRIORITY <= priority <= MAX_PRIORITY,
+        "priority",
+        f"{priority} is not in {-MAX_PRIORITY} to {MAX_PRIORITY}",
+    )
+    _check_cache_options(message)
+    token_ids = prompt_token_ids(message, model)
+    return Request(
+        request_id=request_id or uuid.uuid4().hex,
+        namespace=caller.namespace(model.build, salt=message.cache.salt),
+        prompt_token_ids=tuple(token_ids),
+        sampling=sampling,
+        stop_conditions=stop_conditions,
+        num_choices=num_choices,
+        num_public_tokens=num_public_tokens(message, token_ids, model),
+        use_cache=message.cache.mode != _CacheMode.MODE_OFF,
+        num_logprobs=_num_logprobs(message, "logprobs"),
+        num_prompt_logprobs=_num_logprobs(message, "prompt_logprobs"),
+        priority=priority,
+    )
+
+
+def _sampling_params(message: inference_pb2.SamplingParams, vocabulary_size: int) -> SamplingParams:
+    def number(name: str, low: float, high: float, *, above_low: bool = False) -> float:
+        value: float = given(message, name, getattr(_DEFAULT_SAMPLING, name))
+        return checked_number(value, f"sampling.{name}", low, high, above_low=above_low)
+
+    top_k = given(message, "top_k", _DEFAULT_SAMPLING.top_k)
+    require(top_k >= -1, "sampling.top_k", f"{top_k} is below -1; 0 and -1 keep all tokens")
+    return SamplingParams(
+        temperature=number("temperature", 0, MAX_TEMPERATURE),
+        top_p=number("top_p", 0, 1, above_low=True),
+        top_k=top_k if 0 < top_k < vocabulary_size else 0,
+        min_p=number("min_p", 0, 1),
+        repetition_penalty=number("repetition_penalty", MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
+        presence_penalty=number("presence_penalty", -MAX_PENALTY, MAX_PENALTY),
+        frequency_penalty=number("frequency_penalty", -MAX_PENALTY, MAX_PENALTY),
+        logit_bias=_logit_bias(message.logit_bias, vocabulary_size),
+        seed=given(message, "seed", None),
+    )
+
+
+def _logit_bias(biases: Mapping[int, float], vocabulary_size: int) -> tuple[tuple[int, float], ...]:
+    require(
+        len(biases) <= MAX_BIASES,
+        "sampling.logit_bias",
+        f"has {len(biases)} tokens; at most {MAX_BIASES} are taken",
+    )
+    for token_id, bias in biases.items():
+        field_name = f"sampling.logit_bias[{token_id}]"
+        require(
+            token_id < vocabulary_size,
+            field_name,
+            f"{token_id} is not a token id; they run from 0 to {vocabulary_size - 1}",
+        )
+        require(
+            -MAX_BIAS <= bias <= MAX_BIAS, field_name, f"{bias:g} is not in -{MAX_BIAS:g} to {MAX_BIAS:g}"
+        )
+    return tuple(sorted(biases.items()))
+
+
+def _num_logprobs(message: inference_pb2.GenerateRequest, name: str) -> int | None:
+    count: int | None = given(message, name, None)
+    if count is not None:
+        require(count <= MAX_TOP_LOGPROBS, name, f"{count} is not in 0 to {MAX_TOP_LOGPROBS}")
+    return count
+
+
+def _stop_conditions(message: inference_pb2.StopConditions, model: ServedModel) -> StopConditions:
+    max_tokens = given(message, "max_tokens", _DEFAULT_STOP_CONDITIONS.max_tokens)
+    min_tokens = given(message, "min_tokens", _DEFAULT_STOP_CONDITIONS.min_tokens)
+    ignore_eos = given(message, "ignore_eos", _DEFAULT_STOP_CONDITIONS.ignore_eos)
+    require(max_tokens >= 1, "stop_conditions.max_tokens", f"{max_tokens} is not at least 1")
+    require(
+        min_tokens <= max_tokens,
+        "stop_conditions.min_tokens",
+        f"{min_tokens} is more than max_tokens, which is {max_tokens}",
+    )
+    require(
+        len(message.stop_token_ids) <= MAX_STOP_TOKEN_IDS,
+        "stop_conditions.stop_token_ids",
+        f"has {len(message.stop_token_ids)} ids; at most {MAX_STOP_TOKEN_IDS} are taken",
+    )
+    stop_token_ids = known_ids(
+        message.stop_token_ids, "stop_conditions.stop_token_ids", model.vocabulary_size
+    )
+    ending_ids = {*stop_token_ids, *(() if ignore_eos else model.eos_token_ids)}
+    require(
+        min_tokens == 0 or len(ending_ids) < model.vocabulary_size,
+        "stop_conditions.min_tokens",
+        "needs a token that does not end the answer, and every token of this model does",
+    )
+    require(
+        len(message.stop) <= MAX_STOP_TEXTS,
+        "stop_conditions.stop",
+        f"has {len(message.stop)} texts; at most {MAX_STOP_TEXTS} are taken",
+    )
+    for position, text in enumerate(message.stop):
+        require(
+            1 <= len(text) <= MAX_STOP_LENGTH,
+            f"stop_conditions.stop[{position}]",
+            f"has {len(text)} characters; 1 to {MAX_STOP_LENGTH} are taken",
+        )
+    return StopConditions(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(stop_token_ids),
+        include_stop=given(message, "include_stop", _DEFAULT_STOP_CONDITIONS.include_stop),
+        ignore_eos=ignore_eos,
+    )
+
+
+def _check_cache_options(message: inference_pb2.GenerateRequest) -> None:
+    options = message.cache
+    require(options.mode in _CacheMode.values(), "cache.mode", f"{options.mode} is not a known mode")
+    checked_salt(options.salt, "cache.salt")
+    if options.WhichOneof("public_prefix") == "public_messages":
+        require(
+            message.WhichOneof("prompt") == "chat",
+            "cache.public_messages",
+            "needs a chat prompt; use cache.public_tokens with text or token_ids",
+        )
+        num_messages = len(message.chat.messages)
+        require(
+            options.public_messages <= num_messages,
+            "cache.public_messages",
+            f"{options.public_messages} of {num_messages} messages cannot be public",
+        )

@@ -1,0 +1,129 @@
+"""Prompts: from messages to token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prefixcache.v1 import inference_pb2
+from prefixcache_worker.errors import InvalidRequestError
+from prefixcache_worker.server.served_model import ServedModel
+from prefixcache_worker.server.validation.bounds import known_ids, require
+
+MAX_CHARACTERS_PER_TOKEN = 64
+"""Text with more characters than this for each token of the context is refused before it is tokenised."""
+ROLES = ("system", "user", "assistant")
+
+
+def token_ids_from_tokenize(message: inference_pb2.TokenizeRequest, *, model: ServedModel) -> list[int]:
+    """The ids of a text (which may be empty) or a conversation, however many they are."""
+    match message.WhichOneof("prompt"):
+        case "text":
+            return _encode_text(message.text, model)
+        case "chat":
+            return _encode_chat(message.chat, model)
+    raise InvalidRequestError("prompt", "is missing; set text or chat")
+
+
+def token_ids_from_detokenize(message: inference_pb2.DetokenizeRequest, *, model: ServedModel) -> list[int]:
+    """The ids to turn into text; none is fine, and at most as many as the context takes."""
+    num_ids = len(message.token_ids)
+    require(
+        num_ids <= model.context_length,
+        "token_ids",
+        f"has {num_ids} ids; at most {model.context_length}, the context, are taken",
+    )
+    return known_ids(message.token_ids, "token_ids", model.vocabulary_size)
+
+
+def num_public_tokens(
+    message: inference_pb2.GenerateRequest, token_ids: Sequence[int], model: ServedModel
+) -> int:
+    """How many tokens of a prompt the message declares public."""
+    options = message.cache
+    match options.WhichOneof("public_prefix"):
+        case "public_tokens":
+            require(
+                options.public_tokens <= len(token_ids),
+                "cache.public_tokens",
+                f"{options.public_tokens} of {len(token_ids)} prompt tokens cannot be public",
+            )
+            return options.public_tokens
+        case "public_messages" if options.public_messages:
+            public_turns = message.chat.messages[: options.public_messages]
+            return _common_prefix_length(
+                _encode_turns(public_turns, model, add_generation_prompt=False), token_ids
+            )
+    return 0
+
+
+def prompt_token_ids(message: inference_pb2.GenerateRequest, model: ServedModel) -> list[int]:
+    """The ids of a prompt, at least one and one less than the context takes."""
+    field_name = message.WhichOneof("prompt")
+    match field_name:
+        case "text":
+            token_ids = _encode_text(message.text, model)
+        case "token_ids":
+            _check_prompt_length(len(message.token_ids.ids), field_name, model)
+            token_ids = known_ids(message.token_ids.ids, "token_ids.ids", model.vocabulary_size)
+        case "chat":
+            token_ids = _encode_chat(message.chat, model)
+        case _:
+            raise InvalidRequestError("prompt", "is missing; set text, token_ids or chat")
+    _check_prompt_length(len(token_ids), field_name, model)
+    return token_ids
+
+
+def _check_prompt_length(num_tokens: int, field_name: str, model: ServedModel) -> None:
+    require(num_tokens > 0, field_name, "has no tokens; a prompt needs at least one")
+    require(
+        num_tokens < model.context_length,  # one place at least is for the answer
+        field_name,
+        f"has {num_tokens} tokens; the context of {model.context_length} takes a prompt "
+        f"of at most {model.context_length - 1}",
+    )
+
+
+def _encode_text(text: str, model: ServedModel) -> list[int]:
+    _check_text_length(len(text), "text", model)
+    return model.tokenizer.encode(text, add_special=True)
+
+
+def _encode_chat(message: inference_pb2.ChatMessages, model: ServedModel) -> list[int]:
+    turns = message.messages
+    require(
+        1 <= len(turns) <= model.context_length,  # no turn renders to less than a token
+        "chat.messages",
+        f"has {len(turns)} messages; with this context 1 to {model.context_length} are taken",
+    )
+    for position, turn in enumerate(turns):
+        field_name = f"chat.messages[{position}].role"
+        require(turn.role in ROLES, field_name, f"is not one of {', '.join(ROLES)}")
+    _check_text_length(sum(len(turn.content) for turn in turns), "chat", model)
+    return _encode_turns(turns, model, add_generation_prompt=True)
+
+
+def _encode_turns(
+    turns: Sequence[inference_pb2.ChatMessage], model: ServedModel, *, add_generation_prompt: bool
+) -> list[int]:
+    if model.chat_template is None:
+        raise InvalidRequestError("chat", "this model has no chat template; send text or token_ids")
+    messages = [{"role": turn.role, "content": turn.content} for turn in turns]
+    text = model.chat_template.render(messages, add_generation_prompt=add_generation_prompt)
+    return model.tokenizer.encode(text, add_special=False)  # the template writes what the model wants
+
+
+def _check_text_length(num_characters: int, field_name: str, model: ServedModel) -> None:
+    most = MAX_CHARACTERS_PER_TOKEN * model.context_length
+    require(
+        num_characters <= most,
+        field_name,
+        f"has {num_characters} characters; with a context of {model.context_length} tokens "
+        f"at most {most} are taken",
+    )
+
+
+def _common_prefix_length(first: Sequence[int], second: Sequence[int]) -> int:
+    for length, (left, right) in enumerate(zip(first, second, strict=False)):
+        if left != right:
+            return length
+    return min(len(first), len(second))
