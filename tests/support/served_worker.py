@@ -21,6 +21,7 @@ from prefixcache_worker.model.loader import LoadedModel
 from prefixcache_worker.model.model import ForwardBatch, Model, StepAttention
 from prefixcache_worker.server.build import Worker, assemble_worker
 from prefixcache_worker.server.service import Service
+from prefixcache_worker.server.tls import TlsIdentity
 
 DEADLINE_SECONDS = 30.0
 """Nothing in a test takes this long unless it hangs."""
@@ -117,11 +118,13 @@ async def rest_of(call: Any) -> list[inference_pb2.GenerateResponse]:
 
 
 @asynccontextmanager
-async def served(loaded: LoadedModel, **settings: Any) -> AsyncIterator[ServedWorker]:
+async def served(
+    loaded: LoadedModel, *, tls: TlsIdentity | None = None, **settings: Any
+) -> AsyncIterator[ServedWorker]:
     """Serve a model on a free port; `settings` are those of WorkerConfig, the pool of 64 blocks if unset."""
     pool = {} if "kv_memory" in settings or "kv_blocks" in settings else {"kv_blocks": 64}
     worker = assemble_worker(loaded, WorkerConfig(**pool, **settings))
-    service = Service()
+    service = Service(tls=tls)
     address = service.bind("127.0.0.1:0")
     await service.start(worker)
     try:

@@ -44,6 +44,7 @@ def _serve(config: WorkerConfig) -> None:
     # Here, because torch takes seconds to import: --help and a wrong flag must not wait for it.
     from prefixcache_worker.server.build import Worker, build_worker
     from prefixcache_worker.server.service import serve_until_signal
+    from prefixcache_worker.server.tls import tls_identity
 
     def announce(address: str, worker: Worker) -> None:
         print(f"pool: {worker.pool_size}")
@@ -52,6 +53,7 @@ def _serve(config: WorkerConfig) -> None:
     asyncio.run(
         serve_until_signal(
             config.address,
+            tls=tls_identity(config.tls_certificate, config.tls_key, config.tls_client_ca),
             build=lambda: build_worker(config),
             drain_seconds=config.drain_seconds,
             announce=announce,

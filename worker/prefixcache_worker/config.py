@@ -33,6 +33,9 @@ class WorkerConfig:
     """Of int8 and int4; None: token-head."""
     kv_layout: str = "layer-first"
     address: str = "127.0.0.1:50051"
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    tls_client_ca: str | None = None
     kv_memory: int | None = None
     """Bytes. Counts only while `kv_blocks` is None. None: 1 GiB on a CPU; on a GPU what is left."""
     kv_blocks: int | None = None
@@ -149,6 +152,12 @@ SETTINGS = (
             "the outer dimension of the KV pool: " + " or ".join(_KV_LAYOUTS)),
     Setting("address", str, _is_address, "HOST:PORT with a port of 0 to 65535",
             "HOST:PORT to listen on; port 0 takes a free one"),
+    Setting("tls_certificate", str, bool, "a path",
+            "PEM file with the worker's certificate and its chain: calls are encrypted; with --tls-key"),
+    Setting("tls_key", str, bool, "a path",
+            "PEM file with the certificate's key; both files are read again when they change"),
+    Setting("tls_client_ca", str, bool, "a path",
+            "PEM file with authorities: only callers with a certificate that one of them has signed get in"),
     Setting("kv_memory", parse_memory, _at_least(1), "a memory size such as 1GiB or 512MiB",
             "memory of the KV pool before headroom; without it 1GiB, on a GPU what the model leaves"),
     Setting("kv_blocks", int, _at_least(1), _POSITIVE,

@@ -20,6 +20,7 @@ from prefixcache_worker.server.access import Access, OpenAccess
 from prefixcache_worker.server.build import Worker
 from prefixcache_worker.server.cache_servicer import CacheServicer
 from prefixcache_worker.server.inference_servicer import InferenceServicer
+from prefixcache_worker.server.tls import TlsIdentity
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 FLUSH_SECONDS = 2.0
@@ -46,9 +47,10 @@ logger = logging.getLogger(__name__)
 class Service:
     """One worker behind one port. Use within one event loop: bind, start, stop, in this order."""
 
-    def __init__(self, *, access: Access | None = None) -> None:
-        """Without `access`, everybody may call."""
+    def __init__(self, *, access: Access | None = None, tls: TlsIdentity | None = None) -> None:
+        """Without `access`, everybody may call; without `tls`, calls are not encrypted."""
         self._access = OpenAccess() if access is None else access
+        self._tls = tls
         self._server = grpc.aio.server(options=_SERVER_OPTIONS)
         self._health = health_aio.HealthServicer()
         self._worker: Worker | None = None
@@ -59,7 +61,10 @@ class Service:
         Returns HOST:PORT with the real port. Raises ConfigError.
         """
         try:
-            port = self._server.add_insecure_port(address)
+            if self._tls is None:
+                port = self._server.add_insecure_port(address)
+            else:
+                port = self._server.add_secure_port(address, self._tls.grpc_credentials())
         except RuntimeError as error:
             raise ConfigError(
                 f"--address: cannot listen on {address}: another program uses the port, or the host is "
@@ -105,6 +110,7 @@ class Service:
 async def serve_until_signal(
     address: str,
     *,
+    tls: TlsIdentity | None = None,
     build: Callable[[], Worker],
     drain_seconds: float,
     announce: Callable[[str, Worker], None],
@@ -115,7 +121,7 @@ async def serve_until_signal(
     once the worker is ready. Raises ConfigError, and EngineStoppedError when the engine broke: whoever
     watches the process should start a new one.
     """
-    service = Service()
+    service = Service(tls=tls)
     bound_address = service.bind(address)
     # Blocks, but nobody is served yet. In a thread that ends: OpenMP keeps a team for every thread that has
     # computed, and when there are more of them than cores, none waits actively any more, which doubles
