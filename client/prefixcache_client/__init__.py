@@ -37,6 +37,7 @@ from prefixcache_client.errors import (
     UnimplementedError,
 )
 from prefixcache_client.messages import GenerateOptions, Message, Prompt
+from prefixcache_client.tls import Tls
 
 __all__ = [
     "AlreadyExistsError",
@@ -67,6 +68,7 @@ __all__ = [
     "Stats",
     "TierStats",
     "Timing",
+    "Tls",
     "TokenLogprobs",
     "TokenStats",
     "TreeNode",

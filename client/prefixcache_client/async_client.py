@@ -29,6 +29,7 @@ from prefixcache_client.messages import (
     generate_request,
     tokenize_request,
 )
+from prefixcache_client.tls import Tls
 
 
 class AsyncClient:
@@ -41,17 +42,26 @@ class AsyncClient:
     """
 
     def __init__(
-        self, address: str = DEFAULT_ADDRESS, *, tenant: str = "default", deadline: float | None = None
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        tenant: str = "default",
+        tls: Tls | None = None,
+        deadline: float | None = None,
     ) -> None:
         """Connects when the first call is made. Requires: a running event loop.
 
-        Raises ValueError unless the address is HOST:PORT and the tenant 1 to 128 printable ASCII characters.
+        Raises ValueError unless the address is HOST:PORT and the tenant 1 to 128 printable ASCII characters,
+        and OSError when a file of `tls` cannot be read. Without `tls` nothing is encrypted.
         """
         self.address = checked_address(address)
         self.tenant = tenant
         self._metadata = tenant_metadata(tenant)
         self._deadline = deadline
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        if tls is None:
+            self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        else:
+            self._channel = grpc.aio.secure_channel(address, tls.credentials(), options=CHANNEL_OPTIONS)
         self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._cache = cache_pb2_grpc.CacheServiceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)

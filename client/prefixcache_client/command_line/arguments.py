@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from prefixcache_client.channel import DEFAULT_ADDRESS, checked_address, tenant_metadata
 from prefixcache_client.client import Client
 from prefixcache_client.command_line.text_input import checked_text
+from prefixcache_client.errors import PrefixCacheClientError
 from prefixcache_client.messages import GenerateOptions
+from prefixcache_client.tls import Tls
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction["Parser"]
@@ -26,15 +28,16 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_connection(parser: argparse.ArgumentParser) -> None:
-    """`--address`, `--tenant` and `--deadline`."""
+    """`--address`, `--tls...`, `--tenant` and `--deadline`."""
     add_address(parser)
+    add_tls(parser)
     parser.add_argument("--tenant", type=tenant, default="default", help="who asks (default: %(default)s)")
     add_deadline(parser)
 
 
 def connect(arguments: argparse.Namespace) -> Client:
     """A client of the worker and in the name that `add_connection` read."""
-    return Client(arguments.address, tenant=arguments.tenant, deadline=arguments.deadline)
+    return Client(arguments.address, tenant=arguments.tenant, tls=tls(arguments), deadline=arguments.deadline)
 
 
 def add_address(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +49,26 @@ def add_address(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help=f"where the worker listens (default: {_ADDRESS_VARIABLE}, else {DEFAULT_ADDRESS})",
     )
+
+
+def add_tls(parser: argparse.ArgumentParser) -> None:
+    """`--tls`, and the files it may need."""
+    group = parser.add_argument_group("encryption")
+    group.add_argument("--tls", action="store_true", help="encrypt; implied by the options below")
+    group.add_argument("--tls-ca", metavar="FILE", help="PEM file with who signed the worker's certificate")
+    group.add_argument("--tls-certificate", metavar="FILE", help="PEM file with the client's own certificate")
+    group.add_argument("--tls-key", metavar="FILE", help="PEM file with its key")
+
+
+def tls(arguments: argparse.Namespace) -> Tls | None:
+    """What `add_tls` read. Raises PrefixCacheClientError when a certificate comes without its key."""
+    files = (arguments.tls_ca, arguments.tls_certificate, arguments.tls_key)
+    if not arguments.tls and files == (None, None, None):
+        return None
+    try:
+        return Tls(ca=arguments.tls_ca, certificate=arguments.tls_certificate, key=arguments.tls_key)
+    except ValueError:
+        raise PrefixCacheClientError("give --tls-certificate and --tls-key together, or neither") from None
 
 
 def add_deadline(parser: argparse.ArgumentParser) -> None:

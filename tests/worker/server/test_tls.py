@@ -16,6 +16,7 @@ from support.served_worker import DEADLINE_SECONDS, served
 from support.tiny_loaded_model import loaded
 from support.tiny_model import tiny_decoder
 
+from prefixcache_client import AsyncClient, Tls, UnavailableError
 from prefixcache_worker.errors import ConfigError
 from prefixcache_worker.server.tls import TlsFiles, TlsIdentity, tls_identity
 
@@ -86,6 +87,30 @@ async def test_files_that_do_not_fit_leave_the_former_certificate(
         assert len([record for record in caplog.records if "former certificate" in record.message]) == 1
         folder.renew()
         assert await is_served(worker.address, folder.authority)
+
+
+async def test_a_client_checks_the_worker_and_shows_its_own_certificate(folder: Folder, tmp_path: Path):
+    ca, pair = tmp_path / "ca.pem", folder.client_authority.issue_cert("client")
+    folder.authority.cert_pem.write_to_path(str(ca))
+    pair.cert_chain_pems[0].write_to_path(str(tmp_path / "client.pem"))
+    pair.private_key_pem.write_to_path(str(tmp_path / "client.key"))
+    own = {"certificate": tmp_path / "client.pem", "key": tmp_path / "client.key"}
+
+    async with served(loaded(tiny_decoder()), tls=TlsIdentity(folder.clients)) as worker:
+        address = worker.address.replace("127.0.0.1", NAME)
+        async with AsyncClient(address, tls=Tls(ca=ca, **own)) as client:
+            generation = await client.generate([5, 6, 7], max_tokens=2)
+        assert len(generation.choices[0].token_ids) == 2
+        for tls in (Tls(ca=ca), Tls(**own), None):
+            async with AsyncClient(address, tls=tls) as client:
+                with pytest.raises(UnavailableError):
+                    await client.model_info(deadline=DEADLINE_SECONDS)
+
+
+def test_a_clients_certificate_needs_its_key():
+    for half in ({"certificate": "c"}, {"key": "k"}):
+        with pytest.raises(ValueError, match="go together"):
+            Tls(**half)
 
 
 async def test_without_a_known_certificate_no_caller_gets_in(folder: Folder):
