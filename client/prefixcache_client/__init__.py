@@ -1,7 +1,7 @@
 """The Python client of a prefixcache worker.
 
 >>> from prefixcache_client import Client
->>> with Client("127.0.0.1:50051", tenant="acme") as client:  # doctest: +SKIP
+>>> with Client("127.0.0.1:50051") as client:  # doctest: +SKIP
 ...     print(client.generate("The capital of France is", max_tokens=8).text)
 """
 

@@ -18,7 +18,7 @@ from prefixcache_client.answers import (
     model_info_from_proto,
 )
 from prefixcache_client.cache_answers import Stats, TreeNode, stats_from_proto, tree_from_proto
-from prefixcache_client.channel import CHANNEL_OPTIONS, DEFAULT_ADDRESS, checked_address, tenant_metadata
+from prefixcache_client.channel import CHANNEL_OPTIONS, DEFAULT_ADDRESS, caller_metadata, checked_address
 from prefixcache_client.errors import error_from_rpc
 from prefixcache_client.messages import (
     GenerateOptions,
@@ -35,7 +35,7 @@ from prefixcache_client.tls import Tls
 class AsyncClient:
     """One connection to a worker, in the name of one tenant, for one event loop.
 
-    >>> async with AsyncClient("127.0.0.1:50051", tenant="acme") as client:
+    >>> async with AsyncClient("127.0.0.1:50051", api_key=key) as client:
     ...     print((await client.generate("The capital of France is", max_tokens=8)).text)
 
     Deadlines and errors are those of `Client`. Cancelling the awaiting task cancels the call.
@@ -45,18 +45,23 @@ class AsyncClient:
         self,
         address: str = DEFAULT_ADDRESS,
         *,
-        tenant: str = "default",
+        api_key: str | None = None,
+        tenant: str | None = None,
         tls: Tls | None = None,
         deadline: float | None = None,
     ) -> None:
         """Connects when the first call is made. Requires: a running event loop.
 
-        Raises ValueError unless the address is HOST:PORT and the tenant 1 to 128 printable ASCII characters,
-        and OSError when a file of `tls` cannot be read. Without `tls` nothing is encrypted.
+        A worker with keys takes the tenant from `api_key`. `tenant` is for one that trusts its callers to
+        name theirs (`--trust-tenant-header`); any other refuses it.
+
+        Raises ValueError unless the address is HOST:PORT, the key printable ASCII without spaces, and the
+        tenant 1 to 128 printable ASCII characters, and OSError when a file of `tls` cannot be read. Without
+        `tls` nothing is encrypted, the key neither.
         """
         self.address = checked_address(address)
         self.tenant = tenant
-        self._metadata = tenant_metadata(tenant)
+        self._metadata = caller_metadata(tenant=tenant, api_key=api_key)
         self._deadline = deadline
         if tls is None:
             self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)

@@ -1,4 +1,4 @@
-"""What both clients say to gRPC: where, limits, keepalive, the tenant."""
+"""What both clients say to gRPC: where, limits, keepalive, and who calls."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
+AUTHORIZATION_KEY = "authorization"
 TENANT_KEY = "x-tenant-id"
 
 
@@ -29,11 +30,25 @@ def checked_address(address: str) -> str:
     return address
 
 
-def tenant_metadata(tenant: str) -> tuple[tuple[str, str], ...]:
-    """The metadata that names the tenant.
-
-    Raises ValueError unless the tenant is 1 to 128 printable ASCII characters.
-    """
+def checked_tenant(tenant: str) -> str:
+    """The tenant itself. Raises ValueError unless it is 1 to 128 printable ASCII characters."""
     if not (1 <= len(tenant) <= 128 and tenant.isascii() and tenant.isprintable()):
         raise ValueError(f"tenant must be 1 to 128 printable ASCII characters, got {tenant!r}")
-    return ((TENANT_KEY, tenant),)
+    return tenant
+
+
+def checked_api_key(api_key: str) -> str:
+    """The key itself. Raises ValueError, without showing it, when no metadata can carry it."""
+    if not (api_key.isascii() and api_key.isprintable() and api_key and " " not in api_key):
+        raise ValueError("the API key must be printable ASCII characters without spaces")
+    return api_key
+
+
+def caller_metadata(*, tenant: str | None, api_key: str | None) -> tuple[tuple[str, str], ...]:
+    """The metadata that says who calls: nothing that was not given. Raises ValueError."""
+    metadata: tuple[tuple[str, str], ...] = ()
+    if api_key is not None:
+        metadata += ((AUTHORIZATION_KEY, f"Bearer {checked_api_key(api_key)}"),)
+    if tenant is not None:
+        metadata += ((TENANT_KEY, checked_tenant(tenant)),)
+    return metadata

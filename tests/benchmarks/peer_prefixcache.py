@@ -56,7 +56,7 @@ class Peer:
         self._client = runner.run(self._connect())
 
     async def _connect(self) -> AsyncClient:
-        return AsyncClient(self._address, tenant="bench")
+        return AsyncClient(self._address)
 
     def run(self, prompts: list[list[int]], output: int) -> float:
         """Send all prompts at once; the median seconds to the first token."""

@@ -57,7 +57,7 @@ def sessions() -> list[list[dict[str, str]]]:
 def test_real_agent_sessions_share_their_system_prompt(sessions):
     """Every session of another tenant reads the public system prompt, to the last whole block."""
     with (
-        WorkerProcess("--kv-blocks", "500") as worker,
+        WorkerProcess("--trust-tenant-header", "--kv-blocks", "500") as worker,
         Client(worker.wait_ready(timeout_seconds=240), deadline=200) as client,
     ):
         num_system_tokens = len(client.tokenize(sessions[0][:1]))

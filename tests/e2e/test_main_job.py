@@ -22,7 +22,7 @@ BLOCK_SIZE = 16
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with WorkerProcess("--kv-blocks", "600", "--max-batch-tokens", "256") as worker:
+    with WorkerProcess("--trust-tenant-header", "--kv-blocks", "600", "--max-batch-tokens", "256") as worker:
         yield worker.wait_ready(timeout_seconds=240)
 
 

@@ -19,6 +19,8 @@ from prefixcache.v1 import cache_pb2, cache_pb2_grpc, inference_pb2, inference_p
 from prefixcache_worker.config import WorkerConfig
 from prefixcache_worker.model.loader import LoadedModel
 from prefixcache_worker.model.model import ForwardBatch, Model, StepAttention
+from prefixcache_worker.server.access import OpenAccess
+from prefixcache_worker.server.access_settings import AccessSettings
 from prefixcache_worker.server.build import Worker, assemble_worker
 from prefixcache_worker.server.service import Service
 from prefixcache_worker.server.tls import TlsIdentity
@@ -119,12 +121,20 @@ async def rest_of(call: Any) -> list[inference_pb2.GenerateResponse]:
 
 @asynccontextmanager
 async def served(
-    loaded: LoadedModel, *, tls: TlsIdentity | None = None, **settings: Any
+    loaded: LoadedModel,
+    *,
+    callers: AccessSettings | None = None,
+    tls: TlsIdentity | None = None,
+    **settings: Any,
 ) -> AsyncIterator[ServedWorker]:
-    """Serve a model on a free port; `settings` are those of WorkerConfig, the pool of 64 blocks if unset."""
+    """Serve a model on a free port, without `callers` to everybody in whatever name.
+
+    `settings` are those of WorkerConfig, the pool of 64 blocks if unset.
+    """
     pool = {} if "kv_memory" in settings or "kv_blocks" in settings else {"kv_blocks": 64}
     worker = assemble_worker(loaded, WorkerConfig(**pool, **settings))
-    service = Service(tls=tls)
+    everybody = AccessSettings(access=OpenAccess(trusts_tenant_header=True))
+    service = Service(callers=callers or everybody, tls=tls)
     address = service.bind("127.0.0.1:0")
     await service.start(worker)
     try:

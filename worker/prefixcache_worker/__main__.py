@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 from prefixcache_worker.config import WorkerConfig, load_config
 from prefixcache_worker.errors import ConfigError, EngineStoppedError
+from prefixcache_worker.server.access_settings import access_settings
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -41,6 +42,7 @@ def _serve(config: WorkerConfig) -> None:
     # answer with one sentence. Whoever debugs asks for more.
     if os.environ.get("GRPC_VERBOSITY", "ERROR") == "ERROR":
         os.environ["GRPC_VERBOSITY"] = "NONE"
+    callers = access_settings(config)
     # Here, because torch takes seconds to import: --help and a wrong flag must not wait for it.
     from prefixcache_worker.server.build import Worker, build_worker
     from prefixcache_worker.server.service import serve_until_signal
@@ -53,6 +55,7 @@ def _serve(config: WorkerConfig) -> None:
     asyncio.run(
         serve_until_signal(
             config.address,
+            callers=callers,
             tls=tls_identity(config.tls_certificate, config.tls_key, config.tls_client_ca),
             build=lambda: build_worker(config),
             drain_seconds=config.drain_seconds,

@@ -36,6 +36,12 @@ class WorkerConfig:
     tls_certificate: str | None = None
     tls_key: str | None = None
     tls_client_ca: str | None = None
+    keys: str | None = None
+    """Path of the file of API keys. None: everybody may call, as an admin."""
+    open_access: bool = False
+    trust_tenant_header: bool = False
+    tenants: str | None = None
+    """Path of the file of the tenants' limits."""
     kv_memory: int | None = None
     """Bytes. Counts only while `kv_blocks` is None. None: 1 GiB on a CPU; on a GPU what is left."""
     kv_blocks: int | None = None
@@ -78,6 +84,11 @@ class Setting(NamedTuple):
     @property
     def flag(self) -> str:
         return "--" + self.name.replace("_", "-")
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether the flag alone means true."""
+        return self.parse is parse_switch
 
     @property
     def variable(self) -> str:
@@ -126,6 +137,20 @@ def _at_least(minimum: int) -> Callable[[int], bool]:
     return lambda value: value >= minimum
 
 
+def parse_switch(text: str) -> bool:
+    """Of "true" and "1", "false" and "0". Raises ValueError."""
+    match text.strip().lower():
+        case "true" | "1":
+            return True
+        case "false" | "0":
+            return False
+    raise ValueError(f"{text!r} is neither true nor false")
+
+
+def _is_switch(value: object) -> bool:
+    return isinstance(value, bool)
+
+
 _POSITIVE = "a whole number of at least 1"
 _KV_DTYPES = ("fp32", "fp16", "bf16", "int8", "int4")
 _KV_SCALES = ("token-head", "head", "tensor", "channel")
@@ -158,6 +183,15 @@ SETTINGS = (
             "PEM file with the certificate's key; both files are read again when they change"),
     Setting("tls_client_ca", str, bool, "a path",
             "PEM file with authorities: only callers with a certificate that one of them has signed get in"),
+    Setting("keys", str, bool, "a path",
+            "file of API keys, which `prefixcache keys` writes: only calls with one of them are answered; "
+            "without it everybody is an admin"),
+    Setting("open_access", parse_switch, _is_switch, "true or false",
+            "answer other machines without --keys: a network or a proxy decides who may call"),
+    Setting("trust_tenant_header", parse_switch, _is_switch, "true or false",
+            "let x-tenant-id name the tenant, with --keys only beside an admin's key"),
+    Setting("tenants", str, bool, "a path",
+            "TOML file with limits of tenants: [default] and [tenants.NAME]"),
     Setting("kv_memory", parse_memory, _at_least(1), "a memory size such as 1GiB or 512MiB",
             "memory of the KV pool before headroom; without it 1GiB, on a GPU what the model leaves"),
     Setting("kv_blocks", int, _at_least(1), _POSITIVE,
@@ -238,6 +272,9 @@ def _argument_parser() -> argparse.ArgumentParser:
     )
     defaults = WorkerConfig()
     for setting in SETTINGS:
+        if setting.is_switch:
+            parser.add_argument(setting.flag, nargs="?", const="true", metavar="BOOL", help=setting.help)
+            continue
         default = getattr(defaults, setting.name)
         suffix = "" if default is None else f" (default {default})"
         metavar = setting.name.rpartition("_")[2].upper()
@@ -283,7 +320,7 @@ def _file_values(path: str) -> dict[str, Any]:
         setting = _SETTING_BY_NAME.get(key.replace("-", "_"))  # people write keys like the flags
         if setting is None:
             raise ConfigError(f"{path}: unknown key {key!r}; known are {', '.join(_SETTING_BY_NAME)}")
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
+        if isinstance(value, bool) != setting.is_switch or not isinstance(value, str | int | float):
             raise ConfigError(f"{path}: {key}: {value!r} is not {setting.expects}")
         given.append((setting, f"{path}: {key}", str(value)))
     return _parsed(given)

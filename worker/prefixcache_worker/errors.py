@@ -40,6 +40,29 @@ class QueueFullError(WorkerError):
     """The waiting queue is at its limit; try again later."""
 
 
+class RateLimitedError(WorkerError):
+    """The tenant has sent more requests than its rate allows."""
+
+    def __init__(self, *, tenant: str, requests_per_minute: float, retry_seconds: float) -> None:
+        super().__init__(
+            f"tenant {tenant!r} may send {requests_per_minute:g} requests a minute; "
+            f"send this one again in {retry_seconds:.3g} seconds"
+        )
+        self.tenant = tenant
+        self.retry_seconds = retry_seconds
+
+
+class TooManyRequestsError(WorkerError):
+    """The tenant has as many live requests as it may have."""
+
+    def __init__(self, *, tenant: str, max_live_requests: int) -> None:
+        super().__init__(
+            f"tenant {tenant!r} may have {max_live_requests} requests that run or wait, and has them; "
+            "send this one when one of them has ended"
+        )
+        self.tenant = tenant
+
+
 class NotFiniteError(WorkerError):
     """The model gave a request scores that are no numbers."""
 

@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any
 
-from prefixcache_client.channel import DEFAULT_ADDRESS, checked_address, tenant_metadata
+from prefixcache_client.channel import DEFAULT_ADDRESS, checked_address, checked_api_key, checked_tenant
 from prefixcache_client.client import Client
 from prefixcache_client.command_line.text_input import checked_text
 from prefixcache_client.errors import PrefixCacheClientError
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction["Parser"]
 
 _ADDRESS_VARIABLE = "PREFIXCACHE_ADDRESS"
+_API_KEY_VARIABLE = "PREFIXCACHE_API_KEY"
 _MOST_SECONDS = 1e9  # to gRPC, a deadline centuries away has passed already
 
 
@@ -28,16 +29,28 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_connection(parser: argparse.ArgumentParser) -> None:
-    """`--address`, `--tls...`, `--tenant` and `--deadline`."""
+    """`--address`, `--tls...`, `--api-key`, `--tenant` and `--deadline`."""
     add_address(parser)
     add_tls(parser)
-    parser.add_argument("--tenant", type=tenant, default="default", help="who asks (default: %(default)s)")
+    add_api_key(parser)
+    parser.add_argument(
+        "--tenant",
+        type=tenant,
+        metavar="NAME",
+        help="in whose name, if the worker trusts its callers so far (--trust-tenant-header)",
+    )
     add_deadline(parser)
 
 
 def connect(arguments: argparse.Namespace) -> Client:
     """A client of the worker and in the name that `add_connection` read."""
-    return Client(arguments.address, tenant=arguments.tenant, tls=tls(arguments), deadline=arguments.deadline)
+    return Client(
+        arguments.address,
+        api_key=arguments.api_key,
+        tenant=arguments.tenant,
+        tls=tls(arguments),
+        deadline=arguments.deadline,
+    )
 
 
 def add_address(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +82,17 @@ def tls(arguments: argparse.Namespace) -> Tls | None:
         return Tls(ca=arguments.tls_ca, certificate=arguments.tls_certificate, key=arguments.tls_key)
     except ValueError:
         raise PrefixCacheClientError("give --tls-certificate and --tls-key together, or neither") from None
+
+
+def add_api_key(parser: argparse.ArgumentParser) -> None:
+    """`--api-key`."""
+    parser.add_argument(
+        "--api-key",
+        type=api_key,
+        default=os.environ.get(_API_KEY_VARIABLE) or None,
+        metavar="KEY",
+        help=f"better set {_API_KEY_VARIABLE}: a machine's users can read a running command's arguments",
+    )
 
 
 def add_deadline(parser: argparse.ArgumentParser) -> None:
@@ -162,10 +186,17 @@ def address(value: str) -> str:
 def tenant(value: str) -> str:
     """A tenant's name."""
     try:
-        tenant_metadata(value)
+        return checked_tenant(value)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    return value
+
+
+def api_key(value: str) -> str:
+    """An API key; what is wrong with it is said without showing it."""
+    try:
+        return checked_api_key(value)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def json_path(value: str) -> str:

@@ -28,7 +28,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = loads.add_parser(
         "shared-prefix",
         help="prompts with one common beginning, from several tenants",
-        description="Warms the cache with the common beginning, then sends every request once.",
+        description="Warms the cache with the common beginning, then sends every request once. More than one"
+        " tenant needs a worker without keys that was started with --trust-tenant-header.",
     )
     defaults = SharedPrefixLoad()
     for name in _COUNTS:
@@ -46,6 +47,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="repeats the prompts of an earlier run, which may then be cached whole (default: new ones)",
     )
     common.add_address(parser)
+    common.add_api_key(parser)
     common.add_deadline(parser)
     common.add_json(parser)
     parser.set_defaults(run=run)
@@ -59,7 +61,12 @@ def run(arguments: argparse.Namespace) -> int:
     with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
         bar = progress.add_task("requests", total=load.requests)
         figures = asyncio.run(
-            load.run(arguments.address, deadline=arguments.deadline, progress=lambda: progress.advance(bar))
+            load.run(
+                arguments.address,
+                api_key=arguments.api_key,
+                deadline=arguments.deadline,
+                progress=lambda: progress.advance(bar),
+            )
         )
     write_result(figures, arguments.json, partial(figures_table, title="shared prefix"))
     return 1 if any(figure.name.startswith("failed") for figure in figures) else 0

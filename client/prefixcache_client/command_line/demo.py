@@ -51,7 +51,10 @@ def add_parser(subparsers: Subparsers) -> None:
         " same long system prompt, and shows what sharing saved.",
     )
     parser.add_argument(
-        "--address", type=common.address, metavar="HOST:PORT", help="use this running worker instead"
+        "--address",
+        type=common.address,
+        metavar="HOST:PORT",
+        help="use this running worker instead: one without keys, started with --trust-tenant-header",
     )
     parser.add_argument(
         "--max-tokens", type=common.positive_int, default=40, help="tokens per answer (default: %(default)s)"
@@ -77,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         address = arguments.address
         if address is None:
             require_worker()
-            worker = stack.enter_context(WorkerProcess(*arguments.worker_arguments))
+            worker = stack.enter_context(WorkerProcess("--trust-tenant-header", *arguments.worker_arguments))
             if not arguments.worker_arguments:
                 screen.print("The default model is tiny: its answers are fluent, not true.\n", style="dim")
             with _spinner(screen, "starting the worker"):

@@ -8,11 +8,23 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from prefixcache import PrefixCacheError
-from prefixcache_client.command_line import bench, chat, demo, generate, replay, schemes, serve, stats, tree
+from prefixcache_client.command_line import (
+    bench,
+    chat,
+    demo,
+    generate,
+    keys,
+    replay,
+    schemes,
+    serve,
+    stats,
+    tree,
+)
 from prefixcache_client.command_line.arguments import Parser
 from prefixcache_client.errors import PrefixCacheClientError
 
-_COMMANDS = (serve, generate, chat, stats, tree, replay, demo, bench, schemes)
+_COMMANDS = (serve, keys, generate, chat, stats, tree, replay, demo, bench, schemes)
+_BECOME_THE_WORKERS = ("serve", "keys")
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -26,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else gRPC writes its own notes to standard error
     parser = build_parser()
     arguments, rest = parser.parse_known_args(argv)
-    if rest and arguments.command != "serve":
+    if rest and arguments.command not in _BECOME_THE_WORKERS:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     arguments.rest = rest
     try:

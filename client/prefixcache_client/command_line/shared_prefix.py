@@ -49,6 +49,10 @@ class SharedPrefixLoad:
         """The common beginning. The same seed makes the same ids."""
         return self._token_ids("prefix", self.prefix_tokens, vocabulary_size)
 
+    def _tenants(self) -> list[str | None]:
+        """Their names; a tenant that is alone is whoever the worker takes the caller for."""
+        return [None] if self.tenants == 1 else [f"bench-{i}" for i in range(self.tenants)]
+
     def prompts(self, vocabulary_size: int) -> list[list[int]]:
         """One prompt per request: the common beginning and a tail of its own."""
         prefix = self.prefix(vocabulary_size)
@@ -58,7 +62,12 @@ class SharedPrefixLoad:
         ]
 
     async def run(
-        self, address: str, *, deadline: float | None, progress: Callable[[], None]
+        self,
+        address: str,
+        *,
+        api_key: str | None = None,
+        deadline: float | None,
+        progress: Callable[[], None],
     ) -> list[Figure]:
         """Warm the prefix, send everything, at most `concurrency` at a time; the figures.
 
@@ -66,8 +75,10 @@ class SharedPrefixLoad:
         """
         async with AsyncExitStack() as stack:
             clients = [
-                await stack.enter_async_context(AsyncClient(address, tenant=f"bench-{i}", deadline=deadline))
-                for i in range(self.tenants)
+                await stack.enter_async_context(
+                    AsyncClient(address, api_key=api_key, tenant=tenant, deadline=deadline)
+                )
+                for tenant in self._tenants()
             ]
             vocabulary_size = (await clients[0].model_info()).vocabulary_size
             prefix = self.prefix(vocabulary_size)

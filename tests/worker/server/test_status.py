@@ -15,12 +15,19 @@ from prefixcache_worker.errors import (
     EngineStoppedError,
     InvalidRequestError,
     QueueFullError,
+    RateLimitedError,
+    TooManyRequestsError,
 )
 from prefixcache_worker.server.status import errors_as_status, status_from_error
 
 
 def details_of(error: Exception) -> dict[str, object]:
-    kinds = (error_details_pb2.ErrorInfo, error_details_pb2.BadRequest, error_details_pb2.RetryInfo)
+    kinds = (
+        error_details_pb2.ErrorInfo,
+        error_details_pb2.BadRequest,
+        error_details_pb2.RetryInfo,
+        error_details_pb2.QuotaFailure,
+    )
     found: dict[str, object] = {}
     for packed in status_from_error(error).details:
         kind = next(kind for kind in kinds if packed.Is(kind.DESCRIPTOR))
@@ -46,6 +53,16 @@ def details_of(error: Exception) -> dict[str, object]:
             grpc.StatusCode.RESOURCE_EXHAUSTED,
             "QUOTA_EXCEEDED",
         ),
+        (
+            RateLimitedError(tenant="t", requests_per_minute=6, retry_seconds=2.25),
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "RATE_LIMITED",
+        ),
+        (
+            TooManyRequestsError(tenant="t", max_live_requests=3),
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "TOO_MANY_REQUESTS",
+        ),
         (NotPublisherError("no"), grpc.StatusCode.PERMISSION_DENIED, "NOT_PUBLISHER"),
         (EngineStoppedError("stopping"), grpc.StatusCode.UNAVAILABLE, "ENGINE_STOPPED"),
     ],
@@ -69,6 +86,28 @@ def test_only_a_full_worker_says_when_to_try_again():
     assert details_of(QueueFullError("full"))["RetryInfo"].retry_delay.seconds == 1
     assert "RetryInfo" not in details_of(EngineStoppedError("stopping"))
     assert "RetryInfo" not in details_of(DuplicateRequestError("twice"))
+
+
+def test_a_rate_says_how_long_the_wait_really_is():
+    retry = details_of(RateLimitedError(tenant="t", requests_per_minute=6, retry_seconds=2.25))["RetryInfo"]
+    assert retry.retry_delay.ToTimedelta().total_seconds() == 2.25
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RateLimitedError(tenant="t", requests_per_minute=6, retry_seconds=2.25),
+        TooManyRequestsError(tenant="t", max_live_requests=3),
+        QuotaExceededError(tenant="t", num_needed=3, ceiling_blocks=4, num_held=4, num_idle=0),
+    ],
+)
+def test_a_tenants_bound_is_named_in_a_quota_failure(error: Exception):
+    [violation] = details_of(error)["QuotaFailure"].violations
+    assert (violation.subject, violation.description) == ("tenant:t", str(error))
+
+
+def test_a_bound_of_all_is_nobodys_quota():
+    assert "QuotaFailure" not in details_of(QueueFullError("full"))
 
 
 async def test_an_unexpected_error_is_logged_with_its_traceback_and_not_shown(

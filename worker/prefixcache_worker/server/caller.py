@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from prefixcache import Namespace
 from prefixcache_worker.errors import PermissionDeniedError
+from prefixcache_worker.server.tenant_limits import TenantLimits
+
+DEFAULT_TENANT = "default"
+MAX_TENANT_LENGTH = 128
+
+
+def is_tenant_name(name: str) -> bool:
+    """Whether it is 1 to 128 printable ASCII characters."""
+    return 1 <= len(name) <= MAX_TENANT_LENGTH and name.isascii() and name.isprintable()
 
 
 class Role(IntEnum):
@@ -22,10 +31,12 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """A tenant and the role of its credential. Made from the credential alone, never from a body."""
+    """A tenant and the role of its credential. Made from a call's metadata alone, never from a body."""
 
     tenant: str
     role: Role
+    limits: TenantLimits = field(default_factory=TenantLimits)
+    """How much the tenant may ask for."""
 
     @property
     def is_admin(self) -> bool:

@@ -8,7 +8,8 @@ from typing import Any
 
 import grpc
 
-from prefixcache_worker.server.access import Access
+from prefixcache_worker.server.access import Access, Metadata
+from prefixcache_worker.server.call_metadata import REQUEST_ID_KEY, is_header_text
 from prefixcache_worker.server.caller import Caller
 from prefixcache_worker.server.status import errors_as_status
 
@@ -17,4 +18,15 @@ from prefixcache_worker.server.status import errors_as_status
 async def authorised(context: grpc.aio.ServicerContext[Any, Any], access: Access) -> AsyncIterator[Caller]:
     """The body of a call, with who makes it; whatever the body raises becomes the call's status."""
     async with errors_as_status(context):
-        yield access.caller(context.invocation_metadata() or ())
+        yield access.caller(metadata_of(context))
+
+
+def metadata_of(context: grpc.aio.ServicerContext[Any, Any]) -> Metadata:
+    """What came with the call."""
+    return context.invocation_metadata() or ()
+
+
+async def send_request_id(context: grpc.aio.ServicerContext[Any, Any], request_id: str) -> None:
+    """Let the client know under which name its request runs, if metadata can carry it."""
+    if is_header_text(request_id):
+        await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))

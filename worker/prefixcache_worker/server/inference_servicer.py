@@ -22,7 +22,8 @@ from prefixcache_worker.engine.request import (
     TokenLogprobs,
 )
 from prefixcache_worker.server.access import Access
-from prefixcache_worker.server.grpc_call import authorised
+from prefixcache_worker.server.admission import Admission
+from prefixcache_worker.server.grpc_call import authorised, metadata_of, send_request_id
 from prefixcache_worker.server.served_model import ServedModel
 from prefixcache_worker.server.validation.generate import request_from_proto
 from prefixcache_worker.server.validation.prompts import token_ids_from_detokenize, token_ids_from_tokenize
@@ -43,10 +44,13 @@ _ResultT = TypeVar("_ResultT")
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """Translates between messages and the engine; decides nothing."""
 
-    def __init__(self, *, engine_loop: EngineLoop, model: ServedModel, access: Access) -> None:
+    def __init__(
+        self, *, engine_loop: EngineLoop, model: ServedModel, access: Access, admission: Admission
+    ) -> None:
         self._engine_loop = engine_loop
         self._model = model
         self._access = access
+        self._admission = admission
 
     # A coroutine that writes, not a generator: when the client goes away, the cancellation is raised
     # here at once. A generator would stay suspended at its yield until it is collected.
@@ -56,13 +60,22 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         context: grpc.aio.ServicerContext[Any, inference_pb2.GenerateResponse],
     ) -> None:
         """Stream the answer. A client that goes away or runs out of time cancels its request."""
-        async with authorised(context, self._access) as caller:
+        async with (
+            authorised(context, self._access) as caller,
+            self._admission.request(
+                caller, metadata_of(context), method="Generate", request_id=request.request_id
+            ) as record,
+        ):
+            request.request_id = record.request_id
             validated = partial(request_from_proto, caller=caller, model=self._model)
             engine_request = await _off_loop(validated, request)
             async with self._engine_loop.submit(engine_request) as events:
+                await send_request_id(context, record.request_id)
                 async for event in events:
                     # More may have come while a slow reader kept the last write waiting: one message.
                     for ready in merge_deltas([event, *events.take_ready()]):
+                        if isinstance(ready, Completion):
+                            record.usage = ready.usage
                         await context.write(event_to_proto(ready))
 
     async def Tokenize(

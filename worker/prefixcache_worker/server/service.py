@@ -11,15 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from prefixcache.v1 import cache_pb2, cache_pb2_grpc, inference_pb2, inference_pb2_grpc
 from prefixcache_worker.config import split_address
 from prefixcache_worker.errors import ConfigError, EngineStoppedError
-from prefixcache_worker.server.access import Access, OpenAccess
+from prefixcache_worker.server.access_settings import AccessSettings
+from prefixcache_worker.server.admission import Admission
 from prefixcache_worker.server.build import Worker
 from prefixcache_worker.server.cache_servicer import CacheServicer
+from prefixcache_worker.server.guarded_reflection import GuardedReflection
 from prefixcache_worker.server.inference_servicer import InferenceServicer
+from prefixcache_worker.server.tenant_quotas import TenantQuotas
 from prefixcache_worker.server.tls import TlsIdentity
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -47,9 +50,11 @@ logger = logging.getLogger(__name__)
 class Service:
     """One worker behind one port. Use within one event loop: bind, start, stop, in this order."""
 
-    def __init__(self, *, access: Access | None = None, tls: TlsIdentity | None = None) -> None:
-        """Without `access`, everybody may call; without `tls`, calls are not encrypted."""
-        self._access = OpenAccess() if access is None else access
+    def __init__(self, *, callers: AccessSettings | None = None, tls: TlsIdentity | None = None) -> None:
+        """Without `callers`, everybody may call, as much as they like; without `tls`, nothing is encrypted."""
+        callers = callers or AccessSettings()
+        self._access = callers.access
+        self._tenants = callers.tenants
         self._tls = tls
         self._server = grpc.aio.server(options=_SERVER_OPTIONS)
         self._health = health_aio.HealthServicer()
@@ -73,11 +78,21 @@ class Service:
         return f"{split_address(address)[0]}:{port}"
 
     async def start(self, worker: Worker) -> None:
-        """Start the engine and answer calls. Requires: bound, not started before."""
+        """Start the engine and answer calls. Requires: bound, not started before.
+
+        Raises ConfigError when the cache cannot hold what the tenants' limits promise.
+        """
         self._worker = worker
+        worker.engine_loop.start()
+        quotas = TenantQuotas(worker.engine_loop, num_blocks=worker.model.num_blocks, tenants=self._tenants)
+        await quotas.start()
+        admission = Admission(quotas)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(
             InferenceServicer(  # type: ignore[abstract]
-                engine_loop=worker.engine_loop, model=worker.model, access=self._access
+                engine_loop=worker.engine_loop,
+                model=worker.model,
+                access=self._access,
+                admission=admission,
             ),
             self._server,
         )
@@ -89,8 +104,9 @@ class Service:
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflected = (*SERVICE_NAMES, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
-        reflection.enable_server_reflection((*reflected, reflection.SERVICE_NAME), self._server)
-        worker.engine_loop.start()
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
+            GuardedReflection((*reflected, reflection.SERVICE_NAME), self._access), self._server
+        )
         await self._server.start()
         for name in SERVICE_NAMES:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -110,6 +126,7 @@ class Service:
 async def serve_until_signal(
     address: str,
     *,
+    callers: AccessSettings,
     tls: TlsIdentity | None = None,
     build: Callable[[], Worker],
     drain_seconds: float,
@@ -121,7 +138,7 @@ async def serve_until_signal(
     once the worker is ready. Raises ConfigError, and EngineStoppedError when the engine broke: whoever
     watches the process should start a new one.
     """
-    service = Service(tls=tls)
+    service = Service(callers=callers, tls=tls)
     bound_address = service.bind(address)
     # Blocks, but nobody is served yet. In a thread that ends: OpenMP keeps a team for every thread that has
     # computed, and when there are more of them than cores, none waits actively any more, which doubles
@@ -131,7 +148,11 @@ async def serve_until_signal(
     signals = asyncio.Semaphore(0)  # a permit for each that came
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signals.release)
-    await service.start(worker)
+    try:
+        await service.start(worker)
+    except ConfigError:
+        await service.stop(drain_seconds=0)
+        raise
     announce(bound_address, worker)
     broken = asyncio.ensure_future(worker.engine_loop.wait_broken())
     asked = asyncio.ensure_future(signals.acquire())

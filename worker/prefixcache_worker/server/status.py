@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from math import ceil
 from typing import Any, NamedTuple
 
 import grpc
@@ -23,6 +24,8 @@ from prefixcache_worker.errors import (
     NotFoundError,
     PermissionDeniedError,
     QueueFullError,
+    RateLimitedError,
+    TooManyRequestsError,
     UnauthenticatedError,
 )
 
@@ -39,6 +42,8 @@ class StatusRow(NamedTuple):
     code: grpc.StatusCode
     reason: str
     """`ErrorInfo.reason`: for programs, stable between releases."""
+    is_quota: bool = False
+    """Whether a bound of the error's `tenant` was met: then a QuotaFailure names it."""
 
 
 STATUS_BY_ERROR: dict[type[Exception], StatusRow] = {
@@ -49,8 +54,10 @@ STATUS_BY_ERROR: dict[type[Exception], StatusRow] = {
     NotFoundError: StatusRow(grpc.StatusCode.NOT_FOUND, "NOT_FOUND"),
     AbortedError: StatusRow(grpc.StatusCode.CANCELLED, "ABORTED"),
     QueueFullError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
+    RateLimitedError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "RATE_LIMITED", is_quota=True),
+    TooManyRequestsError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_REQUESTS", is_quota=True),
     OutOfBlocksError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "OUT_OF_BLOCKS"),
-    QuotaExceededError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED"),
+    QuotaExceededError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", is_quota=True),
     NotPublisherError: StatusRow(grpc.StatusCode.PERMISSION_DENIED, "NOT_PUBLISHER"),
     NotFiniteError: StatusRow(grpc.StatusCode.INTERNAL, "NOT_FINITE"),
     EngineStoppedError: StatusRow(grpc.StatusCode.UNAVAILABLE, "ENGINE_STOPPED"),
@@ -58,9 +65,14 @@ STATUS_BY_ERROR: dict[type[Exception], StatusRow] = {
 _UNEXPECTED = StatusRow(grpc.StatusCode.INTERNAL, "INTERNAL_ERROR")
 
 
+def row_of(error: Exception) -> StatusRow:
+    """How an error looks to a client."""
+    return next((row for kind, row in STATUS_BY_ERROR.items() if isinstance(error, kind)), _UNEXPECTED)
+
+
 def status_from_error(error: Exception) -> status_pb2.Status:
     """Code, sentence and details of an error. An error outside the table shows nothing of itself."""
-    row = next((row for kind, row in STATUS_BY_ERROR.items() if isinstance(error, kind)), _UNEXPECTED)
+    row = row_of(error)
     sentence = str(error)
     if row is _UNEXPECTED:
         sentence = "the worker failed at this request; its log says where"
@@ -71,9 +83,19 @@ def status_from_error(error: Exception) -> status_pb2.Status:
         )
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if row.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        delay = duration_pb2.Duration(seconds=RETRY_SECONDS)
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(ceil(retry_seconds(error) * 1e9))
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    if row.is_quota:
+        quota = error_details_pb2.QuotaFailure()
+        quota.violations.add(subject=f"tenant:{error.tenant}", description=sentence)  # type: ignore[attr-defined]
+        details.append(quota)
     return status_pb2.Status(code=row.code.value[0], message=sentence, details=map(_packed, details))
+
+
+def retry_seconds(error: Exception) -> float:
+    """How long to wait before trying again after an error for want of room."""
+    return error.retry_seconds if isinstance(error, RateLimitedError) else RETRY_SECONDS
 
 
 @asynccontextmanager

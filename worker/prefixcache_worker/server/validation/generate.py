@@ -13,6 +13,7 @@ from prefixcache.v1 import inference_pb2
 from prefixcache_worker.engine.request import Request, SamplingParams, StopConditions
 from prefixcache_worker.server.caller import Caller
 from prefixcache_worker.server.served_model import ServedModel
+from prefixcache_worker.server.tenant_limits import TenantLimits
 from prefixcache_worker.server.validation.bounds import (
     checked_number,
     checked_request_id,
@@ -62,6 +63,7 @@ def request_from_proto(
         "priority",
         f"{priority} is not in {-MAX_PRIORITY} to {MAX_PRIORITY}",
     )
+    _check_priorities(message, caller.limits)
     _check_cache_options(message)
     token_ids = prompt_token_ids(message, model)
     return Request(
@@ -168,6 +170,19 @@ def _stop_conditions(message: inference_pb2.StopConditions, model: ServedModel) 
         include_stop=given(message, "include_stop", _DEFAULT_STOP_CONDITIONS.include_stop),
         ignore_eos=ignore_eos,
     )
+
+
+def _check_priorities(message: inference_pb2.GenerateRequest, limits: TenantLimits) -> None:
+    """What the tenant may ask for; what anybody may is checked elsewhere."""
+    for field_name, priority, most in (
+        ("priority", given(message, "priority", 0), limits.max_priority),
+        ("cache.priority", given(message.cache, "priority", 0), limits.max_cache_priority),
+    ):
+        require(
+            most is None or priority <= most,
+            field_name,
+            f"{priority} is more than {most}, the most that this tenant may ask for",
+        )
 
 
 def _check_cache_options(message: inference_pb2.GenerateRequest) -> None:

@@ -1,0 +1,72 @@
+"""What the settings say about who may call, and how much."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prefixcache_worker.config import WorkerConfig, split_address
+from prefixcache_worker.errors import ConfigError
+from prefixcache_worker.server.access import Access, KeyAccess, OpenAccess
+from prefixcache_worker.server.api_keys import KeyRing, keys_from_text
+from prefixcache_worker.server.tenant_limits import NO_LIMITS, TenantTable, parse_tenant_table
+from prefixcache_worker.server.watched_file import WatchedFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessSettings:
+    """Both change with their files."""
+
+    access: Access = field(default_factory=OpenAccess)
+    tenants: Callable[[], TenantTable] = NO_LIMITS.itself
+    """Tells the limits of all tenants now."""
+
+
+def access_settings(config: WorkerConfig) -> AccessSettings:
+    """Read the files of keys and limits.
+
+    Raises ConfigError, also when the worker could be reached from elsewhere by callers that nobody checks.
+    """
+    tenants: Callable[[], TenantTable] = NO_LIMITS.itself
+    if config.tenants is not None:
+        tenants = WatchedFile("--tenants", Path(config.tenants), parse_tenant_table).read
+    if config.keys is None:
+        _require_closed(config)
+        access: Access = OpenAccess(trusts_tenant_header=config.trust_tenant_header, tenants=tenants)
+    else:
+        if config.open_access:
+            raise ConfigError(
+                "--open-access lets everybody call, and --keys only those who have one; drop one of them"
+            )
+        keys = _key_file(config.keys).read
+        access = KeyAccess(keys, trusts_tenant_header=config.trust_tenant_header, tenants=tenants)
+    return AccessSettings(access=access, tenants=tenants)
+
+
+def _key_file(path: str) -> WatchedFile[KeyRing]:
+    if not Path(path).exists():
+        raise ConfigError(
+            f"--keys: there is no {path}; make it with `prefixcache keys add --tenant NAME --file {path}`"
+        )
+    return WatchedFile("--keys", Path(path), keys_from_text)
+
+
+def _require_closed(config: WorkerConfig) -> None:
+    if not config.open_access and not is_loopback(config.address):
+        raise ConfigError(
+            f"--address: {config.address} can be reached from other machines, and without --keys everybody "
+            "is an admin; give --keys, or --open-access if a network or a proxy decides who may call"
+        )
+
+
+def is_loopback(address: str) -> bool:
+    """Whether HOST:PORT can be reached from this machine alone. A name other than localhost counts as no."""
+    host = split_address(address)[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
