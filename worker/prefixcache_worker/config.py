@@ -320,7 +320,7 @@ def _file_values(path: str) -> dict[str, Any]:
         setting = _SETTING_BY_NAME.get(key.replace("-", "_"))  # people write keys like the flags
         if setting is None:
             raise ConfigError(f"{path}: unknown key {key!r}; known are {', '.join(_SETTING_BY_NAME)}")
-        if isinstance(value, bool) != setting.is_switch or not isinstance(value, str | int | float):
+        if (isinstance(value, bool) and not setting.is_switch) or not isinstance(value, str | int | float):
             raise ConfigError(f"{path}: {key}: {value!r} is not {setting.expects}")
         given.append((setting, f"{path}: {key}", str(value)))
     return _parsed(given)

@@ -29,7 +29,9 @@ from prefixcache_worker.engine.request import (
 )
 from prefixcache_worker.model.scripted_model import ScriptedModel
 from prefixcache_worker.server.access import OpenAccess
+from prefixcache_worker.server.admission import Admission
 from prefixcache_worker.server.inference_servicer import InferenceServicer, merge_deltas
+from prefixcache_worker.server.tenant_quotas import TenantQuotas
 
 
 def scripted(num_tokens: int = 4096) -> ScriptedModel:
@@ -211,7 +213,10 @@ async def test_what_comes_while_the_reader_is_slow_is_one_message():
     context.invocation_metadata = tuple
     async with served(loaded(tiny_decoder(context_length=512))) as worker:
         servicer = InferenceServicer(
-            engine_loop=worker.worker.engine_loop, model=worker.worker.model, access=OpenAccess()
+            engine_loop=worker.worker.engine_loop,
+            model=worker.worker.model,
+            access=OpenAccess(),
+            admission=Admission(TenantQuotas(worker.worker.engine_loop, num_blocks=64)),
         )
         answering = asyncio.create_task(servicer.Generate(greedy_request(prompt, 16), context))
         await worker.stats_when(lambda stats: stats.requests.finished == 1)

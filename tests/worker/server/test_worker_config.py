@@ -75,6 +75,19 @@ def test_every_setting_means_the_same_from_all_three_sources(setting, tmp_path: 
     assert load_config(["--config", str(file)], {}) == from_flag
 
 
+@pytest.mark.parametrize("setting", [setting for setting in SETTINGS if setting.is_switch])
+def test_a_switch_is_on_by_its_flag_alone_and_can_be_turned_off_again(setting: Setting, tmp_path: Path):
+    file = tmp_path / "worker.toml"
+    file.write_text(f"{setting.name} = true")
+    on, off = [setting.flag], [setting.flag, "false"]
+
+    assert getattr(load_config(on, {}), setting.name) is True
+    assert getattr(load_config(["--config", str(file)], {}), setting.name) is True
+    assert getattr(load_config(["--config", str(file), *off], {}), setting.name) is False
+    with pytest.raises(ConfigError, match=rf"^{setting.flag}: 'maybe' is not true or false$"):
+        load_config([setting.flag, "maybe"], {})
+
+
 def test_flags_overrule_variables_and_variables_the_file(tmp_path: Path):
     file = tmp_path / "worker.toml"
     file.write_text("max_running = 1\nmax_waiting = 1\nblock_size = 32\n")
@@ -205,7 +218,7 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path):
 
 
 def test_a_misspelt_variable_is_an_error_and_a_foreign_one_is_not():
-    foreign = {"PREFIXCACHE_PORT": "tcp://10.0.0.1:50051", "PREFIXCACHE_TENANT": "shop", "PATH": "/bin"}
+    foreign = {"PREFIXCACHE_PORT": "tcp://10.0.0.1:50051", "PREFIXCACHE_API_KEY": "k", "PATH": "/bin"}
     assert load_config([], foreign) == WorkerConfig()
     with pytest.raises(
         ConfigError, match=r"^PREFIXCACHE_BLOCKSIZE: .* did you mean PREFIXCACHE_BLOCK_SIZE\?$"

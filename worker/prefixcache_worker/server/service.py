@@ -51,7 +51,7 @@ class Service:
     """One worker behind one port. Use within one event loop: bind, start, stop, in this order."""
 
     def __init__(self, *, callers: AccessSettings | None = None, tls: TlsIdentity | None = None) -> None:
-        """Without `callers`, everybody may call, as much as they like; without `tls`, nothing is encrypted."""
+        """Without `callers`, everybody may call, without limits; without `tls`, nothing is encrypted."""
         callers = callers or AccessSettings()
         self._access = callers.access
         self._tenants = callers.tenants
