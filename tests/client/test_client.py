@@ -155,6 +155,35 @@ async def test_the_clients_own_deadline_holds_for_calls_without_one(worker: Fake
     assert ["own" if 10 < limit < 60 else limit < 10 for limit in limits] == ["own", True, "own", True]
 
 
+@pytest.mark.parametrize(
+    ("options", "authorization", "tenant"),
+    [
+        ({}, "", ""),
+        ({"api_key": "pc_1_2"}, "Bearer pc_1_2", ""),
+        ({"api_key": "pc_1_2", "tenant": "acme"}, "Bearer pc_1_2", "acme"),
+    ],
+)
+async def test_it_says_who_calls_only_if_it_was_told(
+    worker: FakeWorker, options: dict[str, str], authorization: str, tenant: str
+) -> None:
+    with Client(worker.address, **options) as client:
+        client.model_info()
+        client.generate("hi")
+    async with AsyncClient(worker.address, **options) as async_client:
+        await async_client.model_info()
+        await async_client.generate("hi")
+    assert worker.authorizations == [authorization] * 4
+    assert worker.tenants == [tenant] * 4
+
+
+@pytest.mark.parametrize("key", ["", "pc_1 2", "pc_1\n2", "pc_é"])
+def test_a_key_that_metadata_cannot_hold_is_refused_without_showing_it(key: str) -> None:
+    for kind in (Client, AsyncClient):
+        with pytest.raises(ValueError, match="the API key must be printable ASCII") as caught:
+            kind(api_key=key)
+        assert not key or key not in str(caught.value)
+
+
 @pytest.mark.parametrize("tenant", ["", "x" * 129, "café", "a\nb"])
 async def test_a_tenant_that_metadata_cannot_hold_is_refused(tenant: str) -> None:
     with pytest.raises(ValueError, match="tenant must be 1 to 128 printable ASCII characters"):

@@ -272,6 +272,36 @@ class TestTree:
         ]
 
 
+class TestCredentials:
+    def test_the_flag_overrules_the_variable(
+        self, run: Run, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run("stats")
+        monkeypatch.setenv("PREFIXCACHE_API_KEY", "")
+        run("stats")
+        monkeypatch.setenv("PREFIXCACHE_API_KEY", "pc_1_2")
+        run("stats")
+        run("generate", "hi", "--api-key", "pc_3_4", "--tenant", "acme")
+
+        assert worker.authorizations == ["", "", "Bearer pc_1_2", "Bearer pc_3_4"]
+        assert worker.tenants == ["", "", "", "acme"]
+
+    def test_a_bad_key_is_not_shown(
+        self, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as exit_:
+            run("stats", "--api-key", "se cret")
+        monkeypatch.setenv("PREFIXCACHE_API_KEY", "se cret")
+        for argv in (["stats"], ["stats", "--help"]):
+            with pytest.raises(SystemExit):
+                run(*argv)
+
+        assert exit_.value.code == 2
+        printed = capsys.readouterr()
+        assert printed.err.count("argument --api-key: the API key must be printable ASCII characters") == 2
+        assert "cret" not in printed.err + printed.out
+
+
 class TestServe:
     def test_it_becomes_the_worker_with_every_argument(self, monkeypatch: pytest.MonkeyPatch) -> None:
         worker_arguments = ["--kv-blocks", "64", "--help", "--json"]
@@ -282,6 +312,16 @@ class TestServe:
             command_line.main(["serve", *worker_arguments])
 
         assert executed == [[sys.executable, sys.executable, "-m", "prefixcache_worker", *worker_arguments]]
+
+    def test_keys_becomes_the_worker_s_program_for_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        executed: list[list[str]] = []
+        monkeypatch.setattr(os, "execv", lambda path, argv: executed.append([path, *argv]) or sys.exit(0))
+
+        with pytest.raises(SystemExit):
+            command_line.main(["keys", "add", "--tenant", "acme", "--help"])
+
+        [command] = executed
+        assert command[2:] == ["-m", "prefixcache_worker.keys_command", "add", "--tenant", "acme", "--help"]
 
     def test_a_missing_extra_is_one_sentence_with_the_command(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -89,6 +89,15 @@ def test_tenants_take_turns(worker: FakeWorker) -> None:
     assert Counter(tenants[1:]) == {"bench-0": 2, "bench-1": 2, "bench-2": 2}
 
 
+def test_a_single_tenant_is_whoever_the_key_says(worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker.generate = serve
+    monkeypatch.setenv("PREFIXCACHE_API_KEY", "pc_1_2")
+    command_line.main(["bench", "shared-prefix", *SMALL, "--tenants", "1", "--address", worker.address])
+
+    assert set(worker.tenants) == {""}
+    assert set(worker.authorizations) == {"Bearer pc_1_2"}
+
+
 def test_no_more_than_the_concurrency_run_at_once(worker: FakeWorker) -> None:
     lock = threading.Lock()
     running = 0

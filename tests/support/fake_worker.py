@@ -74,7 +74,9 @@ class FakeWorker(inference_pb2_grpc.InferenceServiceServicer, cache_pb2_grpc.Cac
         self.generate = generate
         self.requests: list[inference_pb2.GenerateRequest] = []
         self.tenants: list[str] = []
-        """The tenant of every call, in order."""
+        """The tenant that every call names, in order; empty if none."""
+        self.authorizations: list[str] = []
+        """What every call shows, in the same way."""
         self.cancelled = threading.Event()
         """Set once a generate call has ended before its answer was complete."""
         self.deadlines_seconds: list[float | None] = []
@@ -158,6 +160,7 @@ class FakeWorker(inference_pb2_grpc.InferenceServiceServicer, cache_pb2_grpc.Cac
     def _note(self, context: grpc.ServicerContext) -> None:
         metadata = dict(context.invocation_metadata())
         self.tenants.append(metadata.get("x-tenant-id", ""))
+        self.authorizations.append(metadata.get("authorization", ""))
         self.deadlines_seconds.append(context.time_remaining())
 
 
