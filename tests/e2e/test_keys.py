@@ -14,9 +14,9 @@ from prefixcache_client.worker_process import WorkerProcess
 DEADLINE_SECONDS = 120.0
 
 
-def keys(*arguments: str) -> str:
-    """What `prefixcache keys` prints."""
-    command = [sys.executable, "-m", "prefixcache_client.command_line.main", "keys", *arguments]
+def keys(*arguments: str, program: tuple[str, ...] = ("prefixcache_worker.keys_command",)) -> str:
+    """What the program that `prefixcache keys` becomes prints."""
+    command = [sys.executable, "-m", *program, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -48,7 +48,8 @@ def taken_until_refused(address: str, key: str) -> UnauthenticatedError:
 def test_keys_come_and_go_while_the_worker_runs(tmp_path: Path):
     path, limits = tmp_path / "keys.json", tmp_path / "tenants.toml"
     limits.write_text("[tenants.kiosk]\nrequests_per_minute = 1\n")
-    admin = keys("add", "--tenant", "house", "--role", "admin", "--file", str(path))
+    prefixcache = ("prefixcache_client.command_line.main", "keys")
+    admin = keys("add", "--tenant", "house", "--role", "admin", "--file", str(path), program=prefixcache)
     shop = keys("add", "--tenant", "shop", "--label", "till 3", "--file", str(path))
     arguments = ("--keys", str(path), "--tenants", str(limits), "--kv-blocks", "64", "--log-level", "debug")
     with WorkerProcess(*arguments) as worker:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+from pathlib import Path
 from unittest.mock import AsyncMock
 
 import grpc
@@ -18,7 +20,12 @@ from prefixcache_worker.errors import (
     RateLimitedError,
     TooManyRequestsError,
 )
-from prefixcache_worker.server.status import errors_as_status, status_from_error
+from prefixcache_worker.server.status import (
+    STATUS_BY_ERROR,
+    errors_as_status,
+    row_of,
+    status_from_error,
+)
 
 
 def details_of(error: Exception) -> dict[str, object]:
@@ -72,6 +79,13 @@ def test_a_known_error_has_its_code_sentence_and_reason(error: Exception, code: 
     info = details_of(error)["ErrorInfo"]
     assert (status.code, status.message) == (code.value[0], str(error))
     assert info == error_details_pb2.ErrorInfo(reason=reason, domain="prefixcache")
+
+
+def test_the_operators_table_has_every_reason_with_its_code():
+    page = (Path(__file__).parents[3] / "docs" / "operations.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([A-Z_]+)` \| ([A-Z_]+) \| [^|]+ \| [^|]+ \|$", page, re.MULTILINE)
+    reasons = [(row.reason, row.code.name) for row in (*STATUS_BY_ERROR.values(), row_of(KeyError("bug")))]
+    assert sorted(rows) == sorted(set(reasons))
 
 
 def test_an_invalid_request_names_its_field_in_a_bad_request():
