@@ -17,6 +17,7 @@ from grpc_status import rpc_status
 from prefixcache import NotPublisherError, OutOfBlocksError, QuotaExceededError
 from prefixcache_worker.errors import (
     AbortedError,
+    DeadlineExceededError,
     DuplicateRequestError,
     EngineStoppedError,
     InvalidRequestError,
@@ -25,6 +26,7 @@ from prefixcache_worker.errors import (
     PermissionDeniedError,
     QueueFullError,
     RateLimitedError,
+    SlowReaderError,
     TooManyRequestsError,
     UnauthenticatedError,
 )
@@ -53,6 +55,8 @@ STATUS_BY_ERROR: dict[type[Exception], StatusRow] = {
     PermissionDeniedError: StatusRow(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED"),
     NotFoundError: StatusRow(grpc.StatusCode.NOT_FOUND, "NOT_FOUND"),
     AbortedError: StatusRow(grpc.StatusCode.CANCELLED, "ABORTED"),
+    DeadlineExceededError: StatusRow(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
+    SlowReaderError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_READER"),
     QueueFullError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
     RateLimitedError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "RATE_LIMITED", is_quota=True),
     TooManyRequestsError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_REQUESTS", is_quota=True),
