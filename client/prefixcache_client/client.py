@@ -125,7 +125,7 @@ class Client:
         return self.generate(chat_messages(messages, system=system), deadline=deadline, **options)
 
     def abort(self, request_id: str, *, deadline: float | None = None) -> bool:
-        """End a live request of the tenant, on whichever connection it runs; False if there is none of this id.
+        """End a live request of the tenant, wherever it runs; False if there is none of this id.
 
         The stream of the request raises CallCancelledError.
 

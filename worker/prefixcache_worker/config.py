@@ -63,6 +63,9 @@ class WorkerConfig:
     num_threads: int | None = None
     log_level: str = "info"
     drain_seconds: float = 30.0
+    max_connection_age: float | None = None
+    """Seconds. None: without end."""
+    connection_age_grace: float = 600.0
 
     def __post_init__(self) -> None:
         for setting in SETTINGS:
@@ -235,6 +238,10 @@ SETTINGS = (
             "how much to log: " + ", ".join(_LOG_LEVELS)),
     Setting("drain_seconds", float, lambda value: 0 <= value <= 86400, "a number from 0 to 86400",
             "how long running requests may finish after SIGTERM or SIGINT; a second one stops at once"),
+    Setting("max_connection_age", float, lambda value: 1 <= value <= 1e6, "a number from 1 to 1000000",
+            "seconds after which a client is told to connect anew, so that it finds new workers"),
+    Setting("connection_age_grace", float, lambda value: 0 <= value <= 1e6, "a number from 0 to 1000000",
+            "seconds that calls may still run on a connection that has reached its age"),
 )  # fmt: skip
 
 _SETTING_BY_NAME = {setting.name: setting for setting in SETTINGS}
