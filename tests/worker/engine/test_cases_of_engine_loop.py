@@ -268,7 +268,7 @@ async def test_b67_a_reader_that_stops_holds_a_bounded_number_of_tokens_and_nobo
         others = [loop.submit(request("abcde"[i % 5], request_id=str(i), max_tokens=100)) for i in range(7)]
         for i, answer in enumerate(await asyncio.gather(*map(tokens_of, others))):
             assert answer == reference(stream("abcde"[i % 5], 20), 100)
-        assert 32 <= slow._num_unread_tokens <= 34, "the cap, and the steps that were under way"
+        assert 32 <= slow._num_unread_tokens <= 32 + 8, "the cap, and the steps that were under way"
         assert await tokens_of(slow) == reference(stream("s", 20), 300), "complete and in order"
 
 

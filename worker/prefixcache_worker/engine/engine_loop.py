@@ -24,6 +24,9 @@ from prefixcache_worker.errors import (
     QueueFullError,
 )
 
+STEPS_UNDER_WAY = 4
+"""The events of so many steps at most are on their way to the asyncio loop, so that a pause comes in time."""
+
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -63,6 +66,7 @@ class EngineLoop:
         self._deadlines = Deadlines()  # of requests that the engine has; on its thread only
         self._commands: list[Callable[[], object]] = []
         self._wake = threading.Condition()
+        self._may_deliver = threading.Semaphore(STEPS_UNDER_WAY)
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._asyncio_loop: asyncio.AbstractEventLoop | None = None
@@ -201,6 +205,7 @@ class EngineLoop:
             self._wake.notify()
 
     def _deliver(self, outputs: list[Output]) -> None:
+        self._may_deliver.release()
         for key, event in outputs:
             assert isinstance(key, int)
             stream = self._streams.get(key)
@@ -227,6 +232,7 @@ class EngineLoop:
                     command()
                 outputs = self._expire() + self._step()
                 if outputs:
+                    self._may_deliver.acquire()
                     self._asyncio_loop.call_soon_threadsafe(self._deliver, outputs)
         except Exception:
             logger.exception("the engine is broken and stops")

@@ -34,9 +34,9 @@ class RequestStream:
     """The events of one request. Leaving the `async with` block cancels what still runs.
 
     Used on the asyncio loop only. What waits for the reader is bounded: with `max_unread_tokens` unread the
-    request is paused, and goes on when half of them are read. The steps that are under way when it is paused
-    add at most a token for each choice, or their part of a scored prompt. When nothing is read for
-    `stall_seconds` then, the request is ended with SlowReaderError, and what was unread is dropped.
+    request is paused, and goes on when half of them are read. The few steps that are under way when it is
+    paused add what they have, at most a token for each choice or a part of a scored prompt. When nothing is
+    read for `stall_seconds` then, the request is ended with SlowReaderError, and what was unread is dropped.
     """
 
     def __init__(

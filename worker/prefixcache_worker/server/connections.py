@@ -47,7 +47,7 @@ def server_options(age: ConnectionAge | None = None) -> list[tuple[str, int]]:
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000 * MIN_PING_SECONDS),
+        ("grpc.http2.min_ping_interval_without_data_ms", 1000 * MIN_PING_SECONDS),
     ]
     if age is not None:
         options += [

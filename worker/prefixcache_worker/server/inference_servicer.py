@@ -201,6 +201,8 @@ def merge_deltas(events: Iterable[AnswerEvent]) -> list[AnswerEvent]:
 
 
 def _joined(deltas: list[Delta]) -> Delta:
+    if len(deltas) == 1:
+        return deltas[0]
     return Delta(
         index=deltas[0].index,
         text="".join(delta.text for delta in deltas),

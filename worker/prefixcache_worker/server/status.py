@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -104,13 +105,20 @@ def retry_seconds(error: Exception) -> float:
 
 @asynccontextmanager
 async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
-    """Answer the call with the status of whatever its body raises. A cancelled call passes through."""
+    """Answer the call with the status of whatever its body raises. A cancelled call passes through, and one
+    that has its status."""
     try:
-        yield
-    except Exception as error:
-        if not isinstance(error, tuple(STATUS_BY_ERROR)):
-            logger.exception("unexpected error in a call")
-        await context.abort_with_status(rpc_status.to_status(status_from_error(error)))
+        try:
+            yield
+        except (grpc.aio.AbortError, grpc.aio.InternalError):
+            raise
+        except Exception as error:
+            if not isinstance(error, tuple(STATUS_BY_ERROR)):
+                logger.exception("unexpected error in a call")
+            await context.abort_with_status(rpc_status.to_status(status_from_error(error)))
+    except grpc.aio.InternalError as error:
+        # A write failed: the client has gone, and gRPC was about to cancel the call for that.
+        raise asyncio.CancelledError from error
 
 
 def _packed(detail: Message) -> any_pb2.Any:
