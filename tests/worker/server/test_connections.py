@@ -33,7 +33,7 @@ from prefixcache_worker.server.connections import (
     connection_age,
     server_options,
 )
-from prefixcache_worker.server.request_admission import LARGE_REQUEST_BYTES, RequestAdmission
+from prefixcache_worker.server.request_intake import LARGE_REQUEST_BYTES, RequestIntake
 
 METHODS = (
     "/prefixcache.v1.InferenceService/Generate",
@@ -77,21 +77,21 @@ async def test_bytes_that_are_no_message_are_an_invalid_argument(
 
 
 async def test_large_requests_are_refused_while_others_take_the_memory():
-    admission = RequestAdmission(max_large_bytes=3 * LARGE_REQUEST_BYTES)
+    intake = RequestIntake(max_large_bytes=3 * LARGE_REQUEST_BYTES)
     small, large = LARGE_REQUEST_BYTES, LARGE_REQUEST_BYTES + 1
-    with admission._memory(large), admission._memory(large):
-        with admission._memory(small):
+    with intake._memory(large), intake._memory(large):
+        with intake._memory(small):
             pass
         with pytest.raises(QueueFullError, match=f"^{2 * large} .* {3 * small} .* {large};"):
-            admission._memory(large).__enter__()
-    with admission._memory(large), admission._memory(large):
+            intake._memory(large).__enter__()
+    with intake._memory(large), intake._memory(large):
         pass
-    assert admission._num_large_bytes == 0
+    assert intake._num_large_bytes == 0
 
 
 async def test_a_large_request_is_counted_until_its_call_ends(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("prefixcache_worker.server.service.RequestAdmission", lambda: admission)
-    admission = RequestAdmission(max_large_bytes=150_000)
+    monkeypatch.setattr("prefixcache_worker.server.service.RequestIntake", lambda: intake)
+    intake = RequestIntake(max_large_bytes=150_000)
     model = GatedModel(scripted())
     large = greedy_request(stream("a", 20), 4, request_id="long", cache=pb.CacheOptions(salt="s"))
     large.stop_conditions.stop.extend(["x" * 1000] * 16)
@@ -108,7 +108,7 @@ async def test_a_large_request_is_counted_until_its_call_ends(monkeypatch: pytes
         assert await second.code() is grpc.StatusCode.OK
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "bytes of large requests" in (error.details() or "")
-    assert admission._num_large_bytes == 0
+    assert intake._num_large_bytes == 0
 
 
 @pytest.mark.parametrize("num_ids", [1_000_000, 3_000_000])

@@ -23,7 +23,7 @@ from prefixcache_worker.server.cache_servicer import CacheServicer
 from prefixcache_worker.server.connections import ConnectionAge, server_options
 from prefixcache_worker.server.guarded_reflection import GuardedReflection
 from prefixcache_worker.server.inference_servicer import InferenceServicer
-from prefixcache_worker.server.request_admission import RequestAdmission
+from prefixcache_worker.server.request_intake import RequestIntake
 from prefixcache_worker.server.tenant_quotas import TenantQuotas
 from prefixcache_worker.server.tls import TlsIdentity
 
@@ -54,9 +54,7 @@ class Service:
         self._access = callers.access
         self._tenants = callers.tenants
         self._tls = tls
-        self._server = grpc.aio.server(
-            interceptors=[RequestAdmission()], options=server_options(connection_age)
-        )
+        self._server = grpc.aio.server(interceptors=[RequestIntake()], options=server_options(connection_age))
         self._health = health_aio.HealthServicer()
         self._worker: Worker | None = None
 

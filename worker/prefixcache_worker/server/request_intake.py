@@ -19,7 +19,7 @@ MAX_LARGE_BYTES = 64 * 1024 * 1024
 """Of large requests at once. A request takes about three times its bytes until its call ends."""
 
 
-class RequestAdmission(grpc.aio.ServerInterceptor):
+class RequestIntake(grpc.aio.ServerInterceptor):
     """Makes messages of what clients send: of bytes that are none, INVALID_ARGUMENT; and of a large request,
     while others of `max_large_bytes` are being answered, RESOURCE_EXHAUSTED."""
 
@@ -39,11 +39,11 @@ class RequestAdmission(grpc.aio.ServerInterceptor):
         parse = handler.request_deserializer
 
         async def unary(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            async with self._admitted(data, parse, context) as request:
+            async with self._taken_in(data, parse, context) as request:
                 return await handler.unary_unary(request, context)
 
         async def stream(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-            async with self._admitted(data, parse, context) as request:
+            async with self._taken_in(data, parse, context) as request:
                 answer = handler.unary_stream(request, context)
                 if not isasyncgen(answer):
                     await answer  # it writes by itself
@@ -58,7 +58,7 @@ class RequestAdmission(grpc.aio.ServerInterceptor):
         return grpc.unary_unary_rpc_method_handler(unary, response_serializer=handler.response_serializer)
 
     @asynccontextmanager
-    async def _admitted(
+    async def _taken_in(
         self, data: bytes, parse: Callable[[bytes], Any], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[Any]:
         async with errors_as_status(context):
