@@ -119,6 +119,16 @@ class AsyncClient:
         """
         return await self.generate(chat_messages(messages, system=system), deadline=deadline, **options)
 
+    async def abort(self, request_id: str, *, deadline: float | None = None) -> bool:
+        """End a live request of the tenant, wherever it runs; False if there is none of this id.
+
+        The stream of the request raises CallCancelledError.
+
+        >>> await client.abort("my request")
+        """
+        request = inference_pb2.AbortRequest(request_id=request_id)
+        return bool((await self._call(self._inference.Abort, request, deadline)).was_live)
+
     async def tokenize(
         self, prompt: str | Sequence[Message], *, deadline: float | None = None
     ) -> tuple[int, ...]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+MAX_REQUEST_BYTES = 16 * 1024 * 1024
+MAX_RESPONSE_BYTES = 64 * 1024 * 1024
 
 CHANNEL_OPTIONS = (
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # As the worker has them: what it refuses or never sends is refused here, before it goes over the network.
+    ("grpc.max_send_message_length", MAX_REQUEST_BYTES),
+    ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
+    # The worker lets nobody ping more often than every 10 s.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     # Channels to one address would otherwise share a connection, and with it the limit on concurrent streams.

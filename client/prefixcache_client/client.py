@@ -124,6 +124,16 @@ class Client:
         """
         return self.generate(chat_messages(messages, system=system), deadline=deadline, **options)
 
+    def abort(self, request_id: str, *, deadline: float | None = None) -> bool:
+        """End a live request of the tenant, wherever it runs; False if there is none of this id.
+
+        The stream of the request raises CallCancelledError.
+
+        >>> client.abort("my request")
+        """
+        request = inference_pb2.AbortRequest(request_id=request_id)
+        return bool(self._call(self._inference.Abort, request, deadline).was_live)
+
     def tokenize(self, prompt: str | Sequence[Message], *, deadline: float | None = None) -> tuple[int, ...]:
         """The token ids that `generate` would compute for a text or conversation.
 

@@ -22,6 +22,7 @@ from prefixcache_worker.model.model import ForwardBatch, Model, StepAttention
 from prefixcache_worker.server.access import OpenAccess
 from prefixcache_worker.server.access_settings import AccessSettings
 from prefixcache_worker.server.build import Worker, assemble_worker
+from prefixcache_worker.server.connections import ConnectionAge
 from prefixcache_worker.server.service import Service
 from prefixcache_worker.server.tls import TlsIdentity
 
@@ -72,10 +73,10 @@ class ServedWorker:
         message = health_pb2.HealthCheckRequest(service=service)
         return int((await stub.Check(message, timeout=DEADLINE_SECONDS)).status)
 
-    async def clients_gone(self) -> None:
-        """Return when the server has noticed that all its clients left, whatever steps still run."""
+    async def clients_gone(self, num_left: int = 0) -> None:
+        """Return when the server has noticed that its clients left, all but a few, whatever steps run."""
         async with asyncio.timeout(DEADLINE_SECONDS):
-            while self.worker.engine_loop._streams:
+            while len(self.worker.engine_loop._streams) > num_left:
                 await self.health()
 
     async def stats(self) -> cache_pb2.GetStatsResponse:
@@ -125,6 +126,7 @@ async def served(
     *,
     callers: AccessSettings | None = None,
     tls: TlsIdentity | None = None,
+    connection_age: ConnectionAge | None = None,
     **settings: Any,
 ) -> AsyncIterator[ServedWorker]:
     """Serve a model on a free port, without `callers` to everybody in whatever name.
@@ -134,7 +136,7 @@ async def served(
     pool = {} if "kv_memory" in settings or "kv_blocks" in settings else {"kv_blocks": 64}
     worker = assemble_worker(loaded, WorkerConfig(**pool, **settings))
     everybody = AccessSettings(access=OpenAccess(trusts_tenant_header=True))
-    service = Service(callers=callers or everybody, tls=tls)
+    service = Service(callers=callers or everybody, tls=tls, connection_age=connection_age)
     address = service.bind("127.0.0.1:0")
     await service.start(worker)
     try:

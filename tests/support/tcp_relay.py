@@ -22,6 +22,11 @@ class TcpRelay:
         self._to_server: list[asyncio.StreamWriter] = []
         self._pumps: set[asyncio.Task[None]] = set()
 
+    @property
+    def num_connections(self) -> int:
+        """Connections that were made since the last reset."""
+        return len(self._to_server)
+
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server_reader, server_writer = await asyncio.open_connection(self._host, self._port)
         self._to_server.append(server_writer)
@@ -31,6 +36,8 @@ class TcpRelay:
     def reset(self) -> None:
         """Break every connection to the server at once, without a goodbye of the protocol above."""
         for writer in self._to_server:
+            if writer.transport.is_closing():
+                continue
             connection: socket.socket = writer.get_extra_info("socket")
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _SEND_RESET)
             writer.transport.abort()

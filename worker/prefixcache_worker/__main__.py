@@ -45,6 +45,7 @@ def _serve(config: WorkerConfig) -> None:
     callers = access_settings(config)
     # Here, because torch takes seconds to import: --help and a wrong flag must not wait for it.
     from prefixcache_worker.server.build import Worker, build_worker
+    from prefixcache_worker.server.connections import connection_age
     from prefixcache_worker.server.service import serve_until_signal
     from prefixcache_worker.server.tls import tls_identity
 
@@ -57,6 +58,7 @@ def _serve(config: WorkerConfig) -> None:
             config.address,
             callers=callers,
             tls=tls_identity(config.tls_certificate, config.tls_key, config.tls_client_ca),
+            connection_age=connection_age(config),
             build=lambda: build_worker(config),
             drain_seconds=config.drain_seconds,
             announce=announce,

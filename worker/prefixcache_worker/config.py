@@ -54,6 +54,8 @@ class WorkerConfig:
     """So many requests are taken beyond `max_running`, whether they run or wait; more are refused."""
     max_waiting_tokens: int | None = None
     max_overtakes: int = 256
+    max_unread_tokens: int = 1024
+    stall_seconds: float = 30.0
     context_length: int | None = None
     window: int | None = None
     window_sinks: int | None = None
@@ -61,6 +63,9 @@ class WorkerConfig:
     num_threads: int | None = None
     log_level: str = "info"
     drain_seconds: float = 30.0
+    max_connection_age: float | None = None
+    """Seconds. None: without end."""
+    connection_age_grace: float = 600.0
 
     def __post_init__(self) -> None:
         for setting in SETTINGS:
@@ -213,6 +218,10 @@ SETTINGS = (
             "prompt tokens that are taken to wait; a prompt that makes them more is refused, unless alone"),
     Setting("max_overtakes", int, _at_least(0), "a whole number of at least 0",
             "later requests that may go before a waiting one, by priority, fairness or what is cached"),
+    Setting("max_unread_tokens", int, lambda value: 1 <= value <= 16384, "a whole number from 1 to 16384",
+            "tokens that may wait for a slow reader; with so many its request is paused"),
+    Setting("stall_seconds", float, lambda value: 0 < value <= 86400, "a number above 0, to 86400",
+            "a paused request is ended when its client reads nothing for so long"),
     Setting("context_length", int, _at_least(2), "a whole number of at least 2",
             "most tokens of prompt and answer together; without it the model's own limit"),
     Setting("window", int, _at_least(1), _POSITIVE,
@@ -229,6 +238,10 @@ SETTINGS = (
             "how much to log: " + ", ".join(_LOG_LEVELS)),
     Setting("drain_seconds", float, lambda value: 0 <= value <= 86400, "a number from 0 to 86400",
             "how long running requests may finish after SIGTERM or SIGINT; a second one stops at once"),
+    Setting("max_connection_age", float, lambda value: 1 <= value <= 1e6, "a number from 1 to 1000000",
+            "seconds after which a client is told to connect anew, so that it finds new workers"),
+    Setting("connection_age_grace", float, lambda value: 0 <= value <= 1e6, "a number from 0 to 1000000",
+            "seconds that calls may still run on a connection that has reached its age"),
 )  # fmt: skip
 
 _SETTING_BY_NAME = {setting.name: setting for setting in SETTINGS}

@@ -36,6 +36,14 @@ class AbortedError(WorkerError):
     """The tenant ended the request by another call."""
 
 
+class DeadlineExceededError(WorkerError):
+    """The time that the client allowed is over."""
+
+
+class SlowReaderError(WorkerError):
+    """The client did not read what was generated for it."""
+
+
 class QueueFullError(WorkerError):
     """The waiting queue is at its limit; try again later."""
 

@@ -9,6 +9,7 @@ from importlib.metadata import version
 
 from prefixcache import PrefixCacheError
 from prefixcache_client.command_line import (
+    abort,
     bench,
     chat,
     demo,
@@ -23,7 +24,7 @@ from prefixcache_client.command_line import (
 from prefixcache_client.command_line.arguments import Parser
 from prefixcache_client.errors import PrefixCacheClientError
 
-_COMMANDS = (serve, keys, generate, chat, stats, tree, replay, demo, bench, schemes)
+_COMMANDS = (serve, keys, generate, chat, abort, stats, tree, replay, demo, bench, schemes)
 _BECOME_THE_WORKERS = ("serve", "keys")
 
 EXIT_FAILED = 1

@@ -211,6 +211,7 @@ async def test_what_comes_while_the_reader_is_slow_is_one_message():
 
     context = AsyncMock(spec=grpc.aio.ServicerContext, write=write)
     context.invocation_metadata = tuple
+    context.time_remaining = lambda: None
     async with served(loaded(tiny_decoder(context_length=512))) as worker:
         servicer = InferenceServicer(
             engine_loop=worker.worker.engine_loop,

@@ -44,6 +44,8 @@ SAMPLE_TEXT = {
     "max_waiting": "9",
     "max_waiting_tokens": "5000",
     "max_overtakes": "0",
+    "max_unread_tokens": "64",
+    "stall_seconds": "2.5",
     "context_length": "1000",
     "window": "512",
     "window_sinks": "8",
@@ -51,6 +53,8 @@ SAMPLE_TEXT = {
     "num_threads": "2",
     "log_level": "debug",
     "drain_seconds": "1.5",
+    "max_connection_age": "3600",
+    "connection_age_grace": "60",
 }
 
 
@@ -137,6 +141,10 @@ def test_memory_and_blocks_from_one_source_exclude_each_other():
         ("max_running", "-1"),
         ("max_waiting_tokens", "0"),
         ("max_overtakes", "-1"),
+        ("max_unread_tokens", "16385"),
+        ("stall_seconds", "0"),
+        ("max_connection_age", "0.5"),
+        ("connection_age_grace", "-1"),
         ("context_length", "1"),
         ("num_threads", "0"),
         ("log_level", "loud"),

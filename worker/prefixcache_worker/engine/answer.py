@@ -25,6 +25,11 @@ class Answer:
     first_token: float | None = None
     is_approximate: bool = False
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether it gets no steps until its reader has caught up: all its choices or none."""
+        return self.sequences[0].is_paused
+
     def completion(self, *, ended: float) -> Completion:
         """The event that ends it. Requires: it has run, and every choice has ended."""
         assert not self.sequences

@@ -23,13 +23,7 @@ from prefixcache_worker.engine.batch import Batch, ScheduledSpan, build_batch
 from prefixcache_worker.engine.cache_scheme import CacheScheme
 from prefixcache_worker.engine.counters import Counters
 from prefixcache_worker.engine.logprobs import token_logprobs
-from prefixcache_worker.engine.request import (
-    Completion,
-    Event,
-    Failure,
-    Request,
-    TokenLogprobs,
-)
+from prefixcache_worker.engine.request import Completion, Event, Failure, Request, TokenLogprobs
 from prefixcache_worker.engine.sampler import sample, take_rows
 from prefixcache_worker.engine.scheduler import Refusal, Scheduler
 from prefixcache_worker.engine.sequence import Sequence
@@ -114,7 +108,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._answers)
+        """Whether a step would do anything."""
+        return any(not answer.is_paused for answer in self._answers.values())
 
     @property
     def max_total_tokens(self) -> int:
@@ -159,6 +154,19 @@ class Engine:
         self._counters.cancelled += 1
         return True
 
+    def pause(self, key: Hashable) -> None:
+        """Give a request no more steps until `resume`; it keeps its blocks until others need them.
+
+        A no-op if it is not alive, or paused.
+        """
+        for sequence in self._sequences(key):
+            self._scheduler.pause(sequence)
+
+    def resume(self, key: Hashable) -> None:
+        """Let a paused request go on. A no-op if it is not alive, or not paused."""
+        for sequence in self._sequences(key):
+            self._scheduler.resume(sequence)
+
     def preempt(self, key: Hashable) -> None:
         """Put the request's running sequences back into the queue. For tests."""
         for sequence in reversed(self._answers[key].sequences):
@@ -185,11 +193,7 @@ class Engine:
         self._note_starts(scheduled)
         self._counters.note_peaks(self.cache.stats(), num_running=len(self._scheduler.running))
         try:
-            batch = build_batch(
-                scheduled,
-                self._planner,
-                device=self.kv_store.device,
-            )
+            batch = build_batch(scheduled, self._planner, device=self.kv_store.device)
             self._execute_copies(batch)
             attention = attention_by_window(batch.plans, self.kv_store, self._attention)
             logits = self._model.forward(batch.forward, attention)
@@ -382,6 +386,9 @@ class Engine:
             self._drop(key)
         self._counters.failed += len(keys)
         return [Output(key, Failure(error)) for key in keys]
+
+    def _sequences(self, key: Hashable) -> list[Sequence]:
+        return self._answers[key].sequences if key in self._answers else []
 
     def _drop(self, key: Hashable) -> bool:
         answer = self._answers.pop(key, None)

@@ -7,91 +7,66 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from itertools import count
 from math import inf
-from types import TracebackType
 from typing import TypeVar
 
+from prefixcache_worker.engine.deadlines import Deadlines
 from prefixcache_worker.engine.engine import Engine, Output
-from prefixcache_worker.engine.request import AnswerEvent, Completion, Event, Failure, Request
-from prefixcache_worker.errors import DuplicateRequestError, EngineStoppedError, QueueFullError
+from prefixcache_worker.engine.request import Completion, Failure, Request
+from prefixcache_worker.engine.request_stream import ReaderLimits, RequestStream
+from prefixcache_worker.errors import (
+    AbortedError,
+    DeadlineExceededError,
+    DuplicateRequestError,
+    EngineStoppedError,
+    QueueFullError,
+)
+
+STEPS_UNDER_WAY = 4
+"""The events of so many steps at most are on their way to the asyncio loop, so that a pause comes in time."""
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class RequestStream:
-    """The events of one request. Leaving the `async with` block cancels what still runs."""
-
-    def __init__(self, key: int, request: Request, cancel: Callable[[RequestStream], None]) -> None:
-        self.key = key
-        self.client_name = (request.namespace.tenant, request.request_id)
-        """What the client may know it by: unique among the tenant's live requests."""
-        self._cancel = cancel
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._ended = False
-
-    async def __aenter__(self) -> RequestStream:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._cancel(self)
-
-    async def __aiter__(self) -> AsyncIterator[AnswerEvent]:
-        """Its events, the completion last. Raises what ended the request if it could not be finished."""
-        while not self._ended:
-            event = await self._events.get()
-            self._ended = isinstance(event, Completion | Failure)
-            if isinstance(event, Failure):
-                raise event.error
-            yield event
-
-    def take_ready(self) -> list[AnswerEvent]:
-        """What has arrived and was not read yet, without waiting; a failure stays for the iterator."""
-        ready: list[AnswerEvent] = []
-        while not self._events.empty() and not self._ended:
-            event = self._events.get_nowait()
-            if isinstance(event, Failure):
-                self._events.put_nowait(event)
-                break
-            self._ended = isinstance(event, Completion)
-            ready.append(event)
-        return ready
-
-    def put(self, event: Event) -> None:
-        """Called on the asyncio loop only."""
-        self._events.put_nowait(event)
-
-
 class EngineLoop:
     """Steps the engine on a thread of its own while there is work, and sleeps when there is none.
 
-    `submit`, `call`, `stop` and `wait_broken` are called on one asyncio loop, the one that runs at
-    `start`. Only the thread touches the engine: everything else reaches it as a command between two
-    steps. Requests go by keys of its own, so that an id that is used again can never meet events, or a
-    cancellation, of the request that had it before.
+    All methods are called on one asyncio loop, the one that runs at `start`. Only the thread touches the
+    engine: everything else reaches it as a command between two steps. Requests go by keys of its own, so
+    that an id that is used again can never meet events, or a cancellation, of the request that had it
+    before.
     """
 
     def __init__(
-        self, engine: Engine, *, max_live_requests: int = 320, max_waiting_tokens: float = inf
+        self,
+        engine: Engine,
+        *,
+        max_live_requests: int = 320,
+        max_waiting_tokens: float = inf,
+        reader_limits: ReaderLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Takes at most so many live requests, and at most so many prompt tokens whose answer has not begun;
-        a prompt that is alone may be longer."""
+        a prompt that is alone may be longer. `clock`: the engine's, and that of deadlines."""
         self._engine = engine
+        self._reader_limits = reader_limits or ReaderLimits()
+        self._clock = clock
         self._max_live_requests = max_live_requests
         self._max_waiting_tokens = max_waiting_tokens
         self._next_key = count(1)
         self._streams: dict[int, RequestStream] = {}  # of live requests; on the asyncio loop only
-        self._client_names: set[tuple[str, str]] = set()  # of the same
+        self._stream_by_name: dict[tuple[str, str], RequestStream] = {}  # the same
         self._waiting_tokens: dict[int, int] = {}  # prompt tokens of those that no event has come of yet
         self._all_ended = asyncio.Event()
         self._broken = asyncio.Event()
         self._refusing = False
+        self._deadlines = Deadlines()  # of requests that the engine has; on its thread only
         self._commands: list[Callable[[], object]] = []
         self._wake = threading.Condition()
+        self._may_deliver = threading.Semaphore(STEPS_UNDER_WAY)
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._asyncio_loop: asyncio.AbstractEventLoop | None = None
@@ -101,18 +76,31 @@ class EngineLoop:
         self._asyncio_loop = asyncio.get_running_loop()
         self._thread.start()
 
-    def submit(self, request: Request) -> RequestStream:
+    def submit(self, request: Request, *, deadline: float | None = None) -> RequestStream:
         """Hand a request to the engine; its events come from the stream.
+
+        At the deadline, a reading of the clock, it ends with DeadlineExceededError: while it waits it never
+        starts any more, and while it runs the step under way is its last.
 
         Raises at once, and takes nothing: InvalidRequestError (could never run), DuplicateRequestError
         (the tenant has a live request of this id), QueueFullError (too many live requests, or prompt
-        tokens that wait for an answer's beginning), EngineStoppedError (draining).
+        tokens that wait for an answer's beginning), DeadlineExceededError (it has passed),
+        EngineStoppedError (draining).
         """
+        arrived = self._clock()
         if self._refusing:
             raise EngineStoppedError("the worker is shutting down; send the request to another one")
+        if deadline is not None and deadline <= arrived:
+            raise DeadlineExceededError("the deadline had passed before the request came; allow more time")
         self._engine.check_admissible(request)
-        stream = RequestStream(next(self._next_key), request, self._cancel)
-        if stream.client_name in self._client_names:
+        stream = RequestStream(
+            next(self._next_key),
+            request,
+            self._reader_limits,
+            cancel=self._cancel,
+            set_paused=self._set_paused,
+        )
+        if stream.client_name in self._stream_by_name:
             raise DuplicateRequestError(
                 f"request_id: a live request is already called {request.request_id!r}; choose another name"
             )
@@ -126,11 +114,24 @@ class EngineLoop:
             )
         self._streams[stream.key] = stream
         self._waiting_tokens[stream.key] = num_tokens
-        self._client_names.add(stream.client_name)
+        self._stream_by_name[stream.client_name] = stream
         self._all_ended.clear()
-        arrived = time.monotonic()
-        self._command(lambda: self._engine.add(stream.key, request, arrived=arrived))
+
+        def add() -> None:
+            self._engine.add(stream.key, request, arrived=arrived)
+            if deadline is not None:
+                self._deadlines.add(stream.key, deadline)
+
+        self._command(add)
         return stream
+
+    def abort(self, tenant: str, request_id: str) -> bool:
+        """End the tenant's live request of this id with AbortedError; False if there is none."""
+        stream = self._stream_by_name.get((tenant, request_id))
+        if stream is None:
+            return False
+        stream.fail(AbortedError("the request was aborted by another call of its tenant"))
+        return True
 
     async def call(self, function: Callable[[Engine], T]) -> T:
         """Run a function on the engine between two steps and return its result. Keep it short.
@@ -173,21 +174,30 @@ class EngineLoop:
 
     def _cancel(self, stream: RequestStream) -> None:
         """Forget a stream; a no-op when it has ended."""
-        if stream.key in self._streams:
-            self._forget(stream)
-            self._command(lambda: self._engine.cancel(stream.key))
+        if stream.key not in self._streams:
+            return
+        self._forget(stream)
+
+        def cancel() -> None:
+            self._engine.cancel(stream.key)
+            self._deadlines.discard(stream.key)
+
+        self._command(cancel)
+
+    def _set_paused(self, stream: RequestStream, is_paused: bool) -> None:
+        set_paused = self._engine.pause if is_paused else self._engine.resume
+        self._command(lambda: set_paused(stream.key))
 
     def _forget(self, stream: RequestStream) -> None:
         del self._streams[stream.key]
-        self._client_names.remove(stream.client_name)
+        del self._stream_by_name[stream.client_name]
         self._waiting_tokens.pop(stream.key, None)
         if not self._streams:
             self._all_ended.set()
 
     def _fail_streams(self, sentence: str) -> None:
         for stream in list(self._streams.values()):
-            stream.put(Failure(EngineStoppedError(sentence)))
-            self._cancel(stream)
+            stream.fail(EngineStoppedError(sentence))
 
     def _command(self, command: Callable[[], object]) -> None:
         with self._wake:
@@ -195,6 +205,7 @@ class EngineLoop:
             self._wake.notify()
 
     def _deliver(self, outputs: list[Output]) -> None:
+        self._may_deliver.release()
         for key, event in outputs:
             assert isinstance(key, int)
             stream = self._streams.get(key)
@@ -210,27 +221,47 @@ class EngineLoop:
         try:
             while True:
                 with self._wake:
-                    self._wake.wait_for(lambda: self._commands or self._stopping or self._engine.has_work)
+                    self._wake.wait_for(
+                        lambda: self._commands or self._stopping or self._engine.has_work,
+                        self._seconds_to_deadline(),
+                    )
                     commands, self._commands = self._commands, []
                     if self._stopping and not commands:
                         return
                 for command in commands:
                     command()
-                outputs = self._step()
+                outputs = self._expire() + self._step()
                 if outputs:
+                    self._may_deliver.acquire()
                     self._asyncio_loop.call_soon_threadsafe(self._deliver, outputs)
         except Exception:
             logger.exception("the engine is broken and stops")
             self._asyncio_loop.call_soon_threadsafe(self._break)
 
+    def _seconds_to_deadline(self) -> float | None:
+        deadline = self._deadlines.next()
+        return None if deadline is None else max(0.0, deadline - self._clock())
+
+    def _expire(self) -> list[Output]:
+        passed = self._deadlines.pop_passed(self._clock())
+        for key in passed:
+            self._engine.cancel(key)
+        error = DeadlineExceededError("the deadline passed before the answer was complete")
+        return [Output(key, Failure(error)) for key in passed]
+
     def _step(self) -> list[Output]:
         if not self._engine.has_work:
             return []
         try:
-            return self._engine.step()
+            outputs = self._engine.step()
         except Exception as error:
             logger.exception("the engine step broke; all live requests are given up")
-            return self._engine.fail_all(error)
+            outputs = self._engine.fail_all(error)
+        for key, event in outputs:
+            if isinstance(event, Completion | Failure):
+                assert isinstance(key, int)
+                self._deadlines.discard(key)
+        return outputs
 
     def _break(self) -> None:
         self._refusing = self._stopping = True

@@ -46,6 +46,9 @@ class Scheduler:
     room of running ones only if their priority is lower, and at a tenant's ceiling only of its own.
     Where nobody is left to give way, the sequence is refused.
 
+    A paused sequence gets no tokens. It keeps its slot and its blocks until anybody needs them: before all
+    others it gives way, to sequences that wait too, whatever its priority.
+
     A waiting prompt that is about to be in the tree, because a running one that begins the same is
     just being prefilled, waits for it: one computation serves both (single flight).
 
@@ -99,7 +102,7 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """The tokens of the next step, at most `max_batch_tokens`, with room for all of them.
 
-        Empty only when nothing waits and nothing runs. O(running + waiting tenants), and for each
+        Empty only when all that waits or runs is paused. O(running + waiting tenants), and for each
         admission O(waiting) and what `WaitingQueue.first`, `find_flight` and `acquire` take.
         """
         step = _Step(self._max_batch_tokens)
@@ -108,7 +111,7 @@ class Scheduler:
         for sequence, num_cached_tokens in self._new_prompts:
             self.waiting.expect_more_cached(sequence, num_cached_tokens)
         self._new_prompts.clear()
-        decodes = [sequence for sequence in self.running if sequence.num_uncomputed_tokens == 1]
+        decodes = [s for s in self.running if s.num_uncomputed_tokens == 1 and not s.is_paused]
         num_first = self._max_batch_tokens
         if len(decodes) < len(self.running) or self.waiting:
             num_first -= num_first // PREFILL_PART
@@ -120,7 +123,8 @@ class Scheduler:
         for sequence in step.num_tokens:
             sequence.last_step = self._num_steps
         spans = [ScheduledSpan(sequence, num_tokens) for sequence, num_tokens in step.num_tokens.items()]
-        assert spans or step.refusals or not (self.waiting or self.running), "work, but nothing to run"
+        is_busy = spans or step.refusals
+        assert is_busy or all(s.is_paused for s in (*self.waiting, *self.running)), "work, but nothing to run"
         return Schedule(spans, step.refusals)
 
     def preempt(self, sequence: Sequence) -> None:
@@ -129,6 +133,14 @@ class Scheduler:
         sequence.is_resumed = True
         self.waiting.add(sequence)
         self.num_preemptions += 1
+
+    def pause(self, sequence: Sequence) -> None:
+        """Give it no tokens until `resume`. O(log waiting)."""
+        self._set_paused(sequence, True)
+
+    def resume(self, sequence: Sequence) -> None:
+        """Let it go on where it stands, or wait for its turn if it had to give way. O(log waiting)."""
+        self._set_paused(sequence, False)
 
     def retire(self, sequence: Sequence) -> None:
         """Take a sequence out for whatever reason: publish what is really written, release the handle."""
@@ -145,6 +157,14 @@ class Scheduler:
         self.waiting.check()
         for sequence in [*self.waiting, *self.running]:
             sequence.check()
+
+    def _set_paused(self, sequence: Sequence, is_paused: bool) -> None:
+        is_waiting = sequence.handle is None
+        if is_waiting:
+            self.waiting.remove(sequence)
+        sequence.is_paused = is_paused
+        if is_waiting:
+            self.waiting.add(sequence)
 
     def _give_back(self, sequence: Sequence) -> None:
         handle = sequence.running_handle
@@ -168,9 +188,9 @@ class Scheduler:
     def _prefill(self, step: _Step) -> None:
         """Give what is left to prompts, running and waiting, in the order of their claims."""
         claim = self.waiting.claim
-        prefills = [sequence for sequence in self.running if sequence.num_uncomputed_tokens > 1]
+        prefills = [s for s in self.running if s.num_uncomputed_tokens > 1 and not s.is_paused]
         prefills.sort(key=claim, reverse=True)
-        is_full = len(self.running) >= self._max_running
+        is_full = len(self.running) >= self._max_running and not any(s.is_paused for s in self.running)
         is_admitting = not is_full or self.waiting.may_outrank(self.running)
         while step.num_left:
             while prefills and not step.may_have(prefills[-1]):
@@ -220,7 +240,7 @@ class Scheduler:
         try:
             handle = self._acquire(sequence, step)
         except (OutOfBlocksError, QuotaExceededError, NotPublisherError) as error:
-            if not self._rivals(sequence, error):
+            if all(rival.is_paused for rival in self._rivals(sequence, error)):  # and all of it is too little
                 self.waiting.remove(sequence)
                 step.refusals.append(Refusal(sequence, error))
             elif isinstance(error, QuotaExceededError):
@@ -242,7 +262,7 @@ class Scheduler:
         """Count those that came before the sequence and have not got as far."""
         prefills = [other for other in self.running if other.num_uncomputed_tokens > 1]
         for other in [*self.waiting, *prefills]:
-            if other.arrival < sequence.arrival:
+            if other.arrival < sequence.arrival and not other.is_paused:
                 self.waiting.count_overtake(other)
 
     def _acquire(self, sequence: Sequence, step: _Step) -> SequenceHandle | None:
@@ -337,10 +357,16 @@ class _Step:
         return num_tokens
 
 
-def _standing(sequence: Sequence) -> tuple[bool, int, int, int]:
-    """Who gives way: the lowest, that is the youngest of the lowest priority; those overdue last."""
-    return (sequence.is_overdue, sequence.priority, -sequence.arrival, -sequence.index)
+def _standing(sequence: Sequence) -> tuple[bool, bool, int, int, int]:
+    """Who gives way: the lowest, that is the youngest of the lowest priority; paused ones first, those
+    overdue last."""
+    is_going_on = not sequence.is_paused
+    return (is_going_on, sequence.is_overdue, sequence.priority, -sequence.arrival, -sequence.index)
 
 
 def _less_urgent(running: list[Sequence], sequence: Sequence) -> list[Sequence]:
-    return [other for other in running if other.priority < sequence.priority and not other.is_overdue]
+    return [
+        other
+        for other in running
+        if other.is_paused or (other.priority < sequence.priority and not other.is_overdue)
+    ]

@@ -67,6 +67,8 @@ class Sequence:
         """Admissions of later requests before this one's prompt was computed."""
         self.is_overdue = False
         """Overtaken so often that nothing that came later goes before it any more, nor takes its blocks."""
+        self.is_paused = False
+        """Its reader has more to read than it may leave: it gets no tokens, and gives way to whoever does."""
         self.is_resumed = False
         """Whether it has run before, and had to give way."""
         self.last_step = 0

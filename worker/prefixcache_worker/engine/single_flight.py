@@ -18,8 +18,9 @@ class Flight(NamedTuple):
 
     @property
     def has_ended(self) -> bool:
-        """Whether there is nothing to wait for: the tokens are computed, or the leader runs no more."""
-        return self.leader.handle is None or self.leader.num_computed_tokens >= self.num_tokens
+        """Whether there is nothing to wait for: the tokens are computed, or the leader does not go on."""
+        leader = self.leader
+        return leader.handle is None or leader.is_paused or leader.num_computed_tokens >= self.num_tokens
 
 
 def find_flight(cache: CacheScheme[Any], sequence: Sequence, running: Iterable[Sequence]) -> Flight | None:

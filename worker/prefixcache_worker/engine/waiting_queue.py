@@ -30,10 +30,11 @@ class WaitingQueue:
     Every time a sequence is admitted that arrived later, a waiting one has been overtaken. After
     `max_overtakes` it is overdue, and stays so to its end. 0 is the order of arrival.
 
-    A parked sequence has no place in the order: it waits for a prefill that computes its prefix.
+    A parked sequence has no place in the order: it waits for a prefill that computes its prefix. Nor has a
+    paused one, which waits for its reader, and is not overtaken meanwhile.
 
     Invariant, proved by `check`: every sequence is in exactly one of the overdue, the groups by priority
-    and tenant, and the parked.
+    and tenant, the parked, and the paused.
     """
 
     def __init__(self, cache: CacheScheme[Any], service: TenantService, *, max_overtakes: int) -> None:
@@ -43,6 +44,7 @@ class WaitingQueue:
         self._overdue = SortedKeyList(key=_age)
         self._groups: dict[tuple[int, str], SortedKeyList] = {}
         self._parked: dict[Sequence, Flight] = {}
+        self._paused: set[Sequence] = set()
         self._num_cached_tokens: dict[Sequence, int] = {}
         """By sequence, as far as somebody has asked; see `expect_more_cached`."""
         self.num_promoted = 0
@@ -51,22 +53,29 @@ class WaitingQueue:
         """Times that one was parked."""
 
     def __len__(self) -> int:
-        return len(self._overdue) + len(self._parked) + sum(map(len, self._groups.values()))
+        in_order = len(self._overdue) + sum(map(len, self._groups.values()))
+        return in_order + len(self._parked) + len(self._paused)
 
     def __bool__(self) -> bool:
-        return bool(self._groups or self._overdue or self._parked)
+        return bool(self._groups or self._overdue or self._parked or self._paused)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return chain(self._overdue, *self._groups.values(), self._parked)
+        return chain(self._overdue, *self._groups.values(), self._parked, self._paused)
 
     def add(self, sequence: Sequence) -> None:
         """Let it wait, at the place of its age. O(log waiting)."""
-        self._service.starts_waiting(sequence.tenant)
         sequence.is_overdue = sequence.num_overtakes >= self._max_overtakes
+        if sequence.is_paused:
+            self._paused.add(sequence)
+            return
+        self._service.starts_waiting(sequence.tenant)
         self._place(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """It waits no more. O(log waiting)."""
+        if sequence in self._paused:
+            self._paused.remove(sequence)
+            return
         self._service.stops_waiting(sequence.tenant)
         self._displace(sequence)
 
@@ -107,7 +116,10 @@ class WaitingQueue:
             self._place(sequence)
 
     def count_overtake(self, sequence: Sequence) -> None:
-        """A later one was admitted before this one, which waits or still prefills. O(log waiting)."""
+        """A later one was admitted before this one, which waits or still prefills. O(log waiting).
+
+        Requires: not paused.
+        """
         sequence.num_overtakes += 1
         if sequence.is_overdue or sequence.num_overtakes < self._max_overtakes:
             return
@@ -146,6 +158,7 @@ class WaitingQueue:
         for (priority, tenant), group in self._groups.items():
             for sequence in group:
                 assert (sequence.priority, sequence.tenant) == (priority, tenant)
+        assert self._paused == {sequence for sequence in sequences if sequence.is_paused}
         for sequence in sequences:
             assert sequence.is_overdue == (sequence.num_overtakes >= self._max_overtakes)
 

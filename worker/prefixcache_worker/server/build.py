@@ -24,6 +24,7 @@ from prefixcache_worker.config import WorkerConfig, format_memory
 from prefixcache_worker.engine.cache_scheme import make_cache
 from prefixcache_worker.engine.engine import Engine, EngineConfig
 from prefixcache_worker.engine.engine_loop import EngineLoop
+from prefixcache_worker.engine.request_stream import ReaderLimits
 from prefixcache_worker.errors import ConfigError
 from prefixcache_worker.model.linear import products_are_batch_invariant
 from prefixcache_worker.model.loader import LoadedModel, load_model
@@ -168,6 +169,9 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
         engine,
         max_live_requests=config.max_running + config.max_waiting,
         max_waiting_tokens=config.max_waiting_tokens or math.inf,
+        reader_limits=ReaderLimits(
+            max_unread_tokens=config.max_unread_tokens, stall_seconds=config.stall_seconds
+        ),
     )
     return Worker(engine_loop=engine_loop, model=served, pool_size=pool_size)
 

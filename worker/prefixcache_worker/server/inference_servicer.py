@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
@@ -25,11 +26,13 @@ from prefixcache_worker.server.access import Access
 from prefixcache_worker.server.admission import Admission
 from prefixcache_worker.server.grpc_call import authorised, metadata_of, send_request_id
 from prefixcache_worker.server.served_model import ServedModel
-from prefixcache_worker.server.validation.generate import request_from_proto
+from prefixcache_worker.server.validation.generate import request_from_proto, request_id_to_abort
 from prefixcache_worker.server.validation.prompts import token_ids_from_detokenize, token_ids_from_tokenize
 
 LONG_MESSAGE_BYTES = 4096
 """Messages up to this size are tokenised at once (about a millisecond), longer ones in a thread."""
+MAX_SCORES_PER_MESSAGE = 1024
+"""So many scored prompt tokens go into one message: about 250 KiB with all their rivals."""
 
 _FINISH_REASONS = {
     None: inference_pb2.FINISH_REASON_UNSPECIFIED,
@@ -68,15 +71,28 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         ):
             request.request_id = record.request_id
             validated = partial(request_from_proto, caller=caller, model=self._model)
+            seconds_left = context.time_remaining()
+            deadline = None if seconds_left is None else time.monotonic() + seconds_left
             engine_request = await _off_loop(validated, request)
-            async with self._engine_loop.submit(engine_request) as events:
+            async with self._engine_loop.submit(engine_request, deadline=deadline) as events:
                 await send_request_id(context, record.request_id)
                 async for event in events:
                     # More may have come while a slow reader kept the last write waiting: one message.
                     for ready in merge_deltas([event, *events.take_ready()]):
                         if isinstance(ready, Completion):
                             record.usage = ready.usage
-                        await context.write(event_to_proto(ready))
+                        for message in event_to_protos(ready):
+                            await context.write(message)
+
+    async def Abort(
+        self,
+        request: inference_pb2.AbortRequest,
+        context: grpc.aio.ServicerContext[Any, inference_pb2.AbortResponse],
+    ) -> inference_pb2.AbortResponse:
+        async with authorised(context, self._access) as caller:
+            request_id = request_id_to_abort(request)
+            was_live = self._engine_loop.abort(caller.tenant, request_id)
+            return inference_pb2.AbortResponse(was_live=was_live)
 
     async def Tokenize(
         self,
@@ -134,11 +150,18 @@ def model_info_to_proto(model: ServedModel) -> inference_pb2.GetModelInfoRespons
     )
 
 
-def event_to_proto(event: AnswerEvent) -> inference_pb2.GenerateResponse:
-    """The message of one event."""
-    if isinstance(event, PromptLogprobs):
-        prompt_logprobs = inference_pb2.PromptLogprobs(logprobs=map(_logprobs_to_proto, event.logprobs))
-        return inference_pb2.GenerateResponse(prompt_logprobs=prompt_logprobs)
+def event_to_protos(event: AnswerEvent) -> Iterator[inference_pb2.GenerateResponse]:
+    """The message of one event, or several for a long scored prompt."""
+    if not isinstance(event, PromptLogprobs):
+        yield _event_to_proto(event)
+        return
+    for start in range(0, len(event.logprobs), MAX_SCORES_PER_MESSAGE):
+        part = event.logprobs[start : start + MAX_SCORES_PER_MESSAGE]
+        prompt_logprobs = inference_pb2.PromptLogprobs(logprobs=map(_logprobs_to_proto, part))
+        yield inference_pb2.GenerateResponse(prompt_logprobs=prompt_logprobs)
+
+
+def _event_to_proto(event: Delta | Completion) -> inference_pb2.GenerateResponse:
     if isinstance(event, Delta):
         stop = event.stop_reason
         return inference_pb2.GenerateResponse(
@@ -178,6 +201,8 @@ def merge_deltas(events: Iterable[AnswerEvent]) -> list[AnswerEvent]:
 
 
 def _joined(deltas: list[Delta]) -> Delta:
+    if len(deltas) == 1:
+        return deltas[0]
     return Delta(
         index=deltas[0].index,
         text="".join(delta.text for delta in deltas),

@@ -20,25 +20,16 @@ from prefixcache_worker.server.access_settings import AccessSettings
 from prefixcache_worker.server.admission import Admission
 from prefixcache_worker.server.build import Worker
 from prefixcache_worker.server.cache_servicer import CacheServicer
+from prefixcache_worker.server.connections import ConnectionAge, server_options
 from prefixcache_worker.server.guarded_reflection import GuardedReflection
 from prefixcache_worker.server.inference_servicer import InferenceServicer
+from prefixcache_worker.server.request_intake import RequestIntake
 from prefixcache_worker.server.tenant_quotas import TenantQuotas
 from prefixcache_worker.server.tls import TlsIdentity
 
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 FLUSH_SECONDS = 2.0
 """How long finished answers may still be on their way to their readers after the engine stopped."""
 
-_SERVER_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.so_reuseport", 0),  # a busy port is an error, not a share of its traffic
-    # Find dead peers behind silent networks: ping after 30 s without traffic, give up 10 s later.
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),  # clients may ping as often
-)
 SERVICE_NAMES = (
     inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
     cache_pb2.DESCRIPTOR.services_by_name["CacheService"].full_name,
@@ -50,13 +41,20 @@ logger = logging.getLogger(__name__)
 class Service:
     """One worker behind one port. Use within one event loop: bind, start, stop, in this order."""
 
-    def __init__(self, *, callers: AccessSettings | None = None, tls: TlsIdentity | None = None) -> None:
-        """Without `callers`, everybody may call, without limits; without `tls`, nothing is encrypted."""
+    def __init__(
+        self,
+        *,
+        callers: AccessSettings | None = None,
+        tls: TlsIdentity | None = None,
+        connection_age: ConnectionAge | None = None,
+    ) -> None:
+        """Without `callers`, everybody may call, without limits; without `tls`, nothing is encrypted; without
+        `connection_age`, connections grow as old as they like."""
         callers = callers or AccessSettings()
         self._access = callers.access
         self._tenants = callers.tenants
         self._tls = tls
-        self._server = grpc.aio.server(options=_SERVER_OPTIONS)
+        self._server = grpc.aio.server(interceptors=[RequestIntake()], options=server_options(connection_age))
         self._health = health_aio.HealthServicer()
         self._worker: Worker | None = None
 
@@ -88,7 +86,7 @@ class Service:
         await quotas.start()
         admission = Admission(quotas)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(
-            InferenceServicer(  # type: ignore[abstract]
+            InferenceServicer(
                 engine_loop=worker.engine_loop,
                 model=worker.model,
                 access=self._access,
@@ -128,6 +126,7 @@ async def serve_until_signal(
     *,
     callers: AccessSettings,
     tls: TlsIdentity | None = None,
+    connection_age: ConnectionAge | None = None,
     build: Callable[[], Worker],
     drain_seconds: float,
     announce: Callable[[str, Worker], None],
@@ -138,7 +137,7 @@ async def serve_until_signal(
     once the worker is ready. Raises ConfigError, and EngineStoppedError when the engine broke: whoever
     watches the process should start a new one.
     """
-    service = Service(callers=callers, tls=tls)
+    service = Service(callers=callers, tls=tls, connection_age=connection_age)
     bound_address = service.bind(address)
     # Blocks, but nobody is served yet. In a thread that ends: OpenMP keeps a team for every thread that has
     # computed, and when there are more of them than cores, none waits actively any more, which doubles

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from grpc_status import rpc_status
 from prefixcache import NotPublisherError, OutOfBlocksError, QuotaExceededError
 from prefixcache_worker.errors import (
     AbortedError,
+    DeadlineExceededError,
     DuplicateRequestError,
     EngineStoppedError,
     InvalidRequestError,
@@ -25,6 +27,7 @@ from prefixcache_worker.errors import (
     PermissionDeniedError,
     QueueFullError,
     RateLimitedError,
+    SlowReaderError,
     TooManyRequestsError,
     UnauthenticatedError,
 )
@@ -53,6 +56,8 @@ STATUS_BY_ERROR: dict[type[Exception], StatusRow] = {
     PermissionDeniedError: StatusRow(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED"),
     NotFoundError: StatusRow(grpc.StatusCode.NOT_FOUND, "NOT_FOUND"),
     AbortedError: StatusRow(grpc.StatusCode.CANCELLED, "ABORTED"),
+    DeadlineExceededError: StatusRow(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
+    SlowReaderError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_READER"),
     QueueFullError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
     RateLimitedError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "RATE_LIMITED", is_quota=True),
     TooManyRequestsError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_REQUESTS", is_quota=True),
@@ -100,13 +105,20 @@ def retry_seconds(error: Exception) -> float:
 
 @asynccontextmanager
 async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
-    """Answer the call with the status of whatever its body raises. A cancelled call passes through."""
+    """Answer the call with the status of whatever its body raises. A cancelled call passes through, and one
+    that has its status."""
     try:
-        yield
-    except Exception as error:
-        if not isinstance(error, tuple(STATUS_BY_ERROR)):
-            logger.exception("unexpected error in a call")
-        await context.abort_with_status(rpc_status.to_status(status_from_error(error)))
+        try:
+            yield
+        except (grpc.aio.AbortError, grpc.aio.InternalError):
+            raise
+        except Exception as error:
+            if not isinstance(error, tuple(STATUS_BY_ERROR)):
+                logger.exception("unexpected error in a call")
+            await context.abort_with_status(rpc_status.to_status(status_from_error(error)))
+    except grpc.aio.InternalError as error:
+        # A write failed: the client has gone, and gRPC was about to cancel the call for that.
+        raise asyncio.CancelledError from error
 
 
 def _packed(detail: Message) -> any_pb2.Any:

@@ -1,4 +1,4 @@
-"""Every bound on a GenerateRequest: messages become checked values here or nowhere.
+"""Every bound on a GenerateRequest, and on its end by Abort: messages become checked values here or nowhere.
 
 All functions raise InvalidRequestError, naming the field by its path in the message, and nothing else.
 They may take as long as tokenising takes; nothing in them waits.
@@ -79,6 +79,12 @@ def request_from_proto(
         num_prompt_logprobs=_num_logprobs(message, "prompt_logprobs"),
         priority=priority,
     )
+
+
+def request_id_to_abort(message: inference_pb2.AbortRequest) -> str:
+    """The id of a request, which is not empty."""
+    require(message.request_id != "", "request_id", "is empty; name the request to end")
+    return checked_request_id(message.request_id)
 
 
 def _sampling_params(message: inference_pb2.SamplingParams, vocabulary_size: int) -> SamplingParams:
