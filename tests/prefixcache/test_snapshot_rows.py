@@ -76,10 +76,8 @@ def test_rows_come_back_into_other_blocks(
     target_ids = random.sample(range(num_blocks + 5), num_blocks)
     untouched = [block_id for block_id in range(num_blocks + 5) if block_id not in target_ids]
     before = target.rows.copy()
-    num_bytes = save_snapshot(
-        path, header=HEADER, index=index, block_ids=source_ids, write_row=source.write_row
-    )
-    assert num_bytes == path.stat().st_size
+    saved = save_snapshot(path, header=HEADER, index=index, block_ids=source_ids, write_row=source.write_row)
+    assert saved == (num_blocks, path.stat().st_size)
     with open_snapshot(path, header=HEADER) as snapshot:
         assert snapshot.index == index
         assert snapshot.has_rows
@@ -204,8 +202,8 @@ def test_rows_must_be_those_of_the_index(path: Path) -> None:
         ({"index": None}, "damaged in its index: expected a section, found none"),
         ({"edges": None}, "damaged in its edges: expected a section, found none"),
         ({"row table": None}, "damaged in its row table: expected a section, found none"),
-        ({"row table": b"short"}, "damaged in its row table: expected 2 checksums"),
-        ({"row table": (100).to_bytes(8, "little") + bytes(16)}, "row table: expected 2 checksums"),
+        ({"row table": b"short"}, "damaged in its row table: expected 2 entries"),
+        ({"row table": (100).to_bytes(8, "little") + bytes(16)}, "row table: expected 2 entries"),
         ({"rows": bytes(128)}, "damaged in its rows: expected 2 rows of 100 bytes, found 128 bytes"),
     ],
 )
