@@ -19,6 +19,9 @@ from prefixcache.snapshot_index import SnapshotIndex, SnapshotNode, encode_index
 
 HEADER = {"model_build": "smol 1", "block_size": 16, "dtype": "float32", "secret_id": "ab"}
 
+TABLE_START = (100).to_bytes(8, "little")
+"""Of rows of 100 bytes. Entries of 24 bytes follow: a place and a checksum each."""
+
 
 def index_of_blocks(num_blocks: int) -> SnapshotIndex:
     """One public prompt of so many blocks of one token."""
@@ -203,15 +206,16 @@ def test_rows_must_be_those_of_the_index(path: Path) -> None:
         ({"edges": None}, "damaged in its edges: expected a section, found none"),
         ({"row table": None}, "damaged in its row table: expected a section, found none"),
         ({"row table": b"short"}, "damaged in its row table: expected 2 entries"),
-        ({"row table": (100).to_bytes(8, "little") + bytes(16)}, "row table: expected 2 entries"),
+        ({"row table": TABLE_START + bytes(24)}, "row table: expected 2 entries"),
         ({"rows": bytes(128)}, "damaged in its rows: expected 2 rows of 100 bytes, found 128 bytes"),
+        ({"row table": TABLE_START + 2 * bytes(24)}, "damaged in its rows: expected 2 rows of 100 bytes"),
     ],
 )
 def test_sections_that_do_not_fit_each_other_are_refused(
     path: Path, sections: dict[str, bytes | None], message: str
 ) -> None:
     """A file whose checksums are right, but which `save_snapshot` does not write."""
-    table = (100).to_bytes(8, "little") + bytes(2 * 16)
+    table = TABLE_START + bytes(24) + (1).to_bytes(8, "little") + bytes(16)
     content = {**encode_index(index_of_blocks(2)), "rows": bytes(256), "row table": table, **sections}
     write_snapshot_file(path, HEADER, {name: [data] for name, data in content.items() if data is not None})
     with pytest.raises(SnapshotDamagedError, match=message):
