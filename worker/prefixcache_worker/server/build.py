@@ -191,7 +191,7 @@ def _restored(
     """The engine's snapshots, with the cache filled from the last one if there is one that fits."""
     if not engine.cache.shares_prefixes:
         raise ConfigError("--snapshot: this --scheme keeps nothing that could be saved; drop one of the two")
-    rows_of = f"{served.build} on {served.device} by {attention} with {engine.config.approximation}"
+    rows_of = f"{served.build} on {served.device} by {attention.__qualname__}, {engine.config.approximation}"
     snapshots = CacheSnapshots(engine, SnapshotFolder(folder), rows_of=rows_of)
     snapshots.restore_at_start()
     return snapshots
