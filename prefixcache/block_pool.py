@@ -41,8 +41,8 @@ class BlockPool:
         "_next_swept",
         "_num_idle",
         "_num_unswept",
-        "_on_free",
         "_ref_counts",
+        "_watchers",
     )
 
     def __init__(self, num_blocks: int, *, on_free: OnFree | None = None) -> None:
@@ -57,7 +57,7 @@ class BlockPool:
         self._num_idle = 0
         self._num_unswept = 0
         self._next_swept = 0
-        self._on_free = on_free
+        self._watchers = [] if on_free is None else [on_free]
 
     @property
     def num_blocks(self) -> int:
@@ -190,6 +190,15 @@ class BlockPool:
         self._num_idle = 0
         self._next_swept = 0
 
+    def watch(self, on_free: OnFree) -> None:
+        """Tell of blocks that become free, before anybody can have them. Requires: not told already."""
+        assert on_free not in self._watchers
+        self._watchers.append(on_free)
+
+    def unwatch(self, on_free: OnFree) -> None:
+        """Tell no more. Requires: told so far."""
+        self._watchers.remove(on_free)
+
     def check(self) -> None:
         """Raise AssertionError if an invariant is broken. For tests. O(blocks log blocks)."""
         counts, all_ids = self._ref_counts, list(map(BlockId, range(self.num_blocks)))
@@ -219,5 +228,5 @@ class BlockPool:
                 self._ref_counts[block_id] = 0
                 self._cached_in_epoch[block_id] = 0
             self._free_ids.extend(freed)
-            if self._on_free is not None:
-                self._on_free(freed)
+            for on_free in self._watchers:
+                on_free(freed)

@@ -26,9 +26,10 @@ from prefixcache.pins import Pin, PinTable
 from prefixcache.policy_state import PolicyState
 from prefixcache.quota import TenantLedger, TenantQuota, TenantUsage
 from prefixcache.radix_tree import Match, RadixTree
+from prefixcache.running_save import RunningSave
 from prefixcache.sightings import TenantSightings
-from prefixcache.snapshot import RowReader, RowWriter, open_snapshot, save_snapshot
-from prefixcache.snapshot_tree import index_of, restore_blocks
+from prefixcache.snapshot import RowReader, RowWriter, open_snapshot
+from prefixcache.snapshot_tree import copy_tree, restore_blocks
 from prefixcache.token_chunks import TOKEN_BYTES, ChunkHash, TokenIds, pack_tokens
 from prefixcache.traffic_sample import TrafficSample
 from prefixcache.turn_credit import TurnCreditPolicy
@@ -154,6 +155,11 @@ class PrefixCache:
         """Blocks that can be had, quotas aside: the free ones, and the idle ones by eviction."""
         self._pins.end_due()
         return self._pool.num_free + self._pool.num_idle
+
+    @property
+    def num_changes(self) -> int:
+        """Requests so far, and times that blocks came or went: equal as long as a snapshot would be. O(1)."""
+        return self._blocks.last_tick + self._blocks.num_changes
 
     def num_holders(self, block_id: BlockId) -> int:
         """Handles, pins and pending copies that keep a block: at 0 it can be had. O(1)."""
@@ -372,13 +378,20 @@ class PrefixCache:
         that at `path` is always a whole snapshot. Raises InvalidArgumentError, OSError, or what
         `write_row` raises; the former snapshot is still there then. O(bytes).
         """
-        if write_row is not None and not (model and layout and dtype):
-            raise InvalidArgumentError(
-                f"model is {model!r}, layout {layout!r} and dtype {dtype!r}; say all three to save rows"
-            )
-        index, block_ids = index_of(self._tree, self._blocks.last_tick)
-        header = self._snapshot_header(model, layout, dtype)
-        return save_snapshot(path, header=header, index=index, block_ids=block_ids, write_row=write_row)
+        save = self.begin_save(model=model, layout=layout, dtype=dtype)
+        try:
+            return save.write(path, write_row).num_bytes
+        finally:
+            save.end()
+
+    def begin_save(self, *, model: str = "", layout: str = "", dtype: str = "") -> RunningSave:
+        """Begin what `save` does as a whole, so that another thread can write while the cache goes on.
+
+        Requires: `RunningSave.end` is called on this thread. O(nodes + blocks), and until the end O(1)
+        for each block that becomes free.
+        """
+        tree = copy_tree(self._tree, self._blocks.last_tick)
+        return RunningSave(tree, self._pool, self._snapshot_header(model, layout, dtype))
 
     def restore(
         self,

@@ -46,6 +46,7 @@ class CachedBlocks:
         "_journal",
         "_last_tick",
         "_ledger",
+        "_num_changes",
         "_num_evicted",
         "_order",
         "_policy",
@@ -77,12 +78,18 @@ class CachedBlocks:
         self._clock = clock
         self._graveyard = Graveyard()
         self._last_tick = 0
+        self._num_changes = 0
         self._num_evicted = 0
 
     @property
     def last_tick(self) -> int:
         """Number of the latest request."""
         return self._last_tick
+
+    @property
+    def num_changes(self) -> int:
+        """Times that blocks came into the tree or left it."""
+        return self._num_changes
 
     @property
     def num_evicted(self) -> int:
@@ -272,6 +279,7 @@ class CachedBlocks:
 
         What was learned about the traffic stays. The old tree is taken apart as requests come.
         """
+        self._num_changes += 1
         self._pool.forget_cached()
         self._graveyard.bury([*self._order.piles(), *self._ledger.forget_cached(), *self._tree.clear()])
         self._journal.cleared()
@@ -300,6 +308,7 @@ class CachedBlocks:
 
     def _take_in(self, node: RadixNode, num_blocks: int) -> None:
         """The last `num_blocks` of a node have come into the tree."""
+        self._num_changes += 1
         node.owner.num_cached_blocks += num_blocks
         self._ledger.charge(node.payers, num_blocks)
         if node.owner.quota.floor_blocks:
@@ -340,6 +349,7 @@ class CachedBlocks:
 
     def _drop(self, leaf: RadixNode, num_blocks: int) -> None:
         """Take the last blocks of a leaf out of the tree."""
+        self._num_changes += 1
         self._order.discard(leaf)
         leaf.owner.num_cached_blocks -= num_blocks
         if leaf.payers:

@@ -35,7 +35,7 @@ from xxhash import xxh3_128, xxh3_128_digest
 
 from prefixcache.errors import SnapshotDamagedError, SnapshotMismatchError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 ALIGNMENT = 64
 
 HeaderFields = Mapping[str, str | int]
@@ -72,7 +72,7 @@ def write_snapshot_file(
     iteration raises; nothing has changed then. O(bytes), holding one item of a section at a time.
     """
     path = Path(path)
-    _remove_leftovers(path)
+    remove_leftovers(path)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     try:
         with open(aside, "xb", opener=_open_private) as file:
@@ -85,6 +85,15 @@ def write_snapshot_file(
         raise
     _sync_folder(path.parent)
     return num_bytes
+
+
+def remove_leftovers(path: str | os.PathLike[str]) -> None:
+    """Remove the files aside that killed saves to the same path have left. Raises OSError."""
+    path = Path(path)
+    is_leftover = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.partial").fullmatch
+    for sibling in path.parent.iterdir():
+        if is_leftover(sibling.name):
+            sibling.unlink(missing_ok=True)
 
 
 def open_snapshot_file(path: str | os.PathLike[str]) -> SnapshotFile:
@@ -149,14 +158,6 @@ class SnapshotFile:
         num_read = self._file.readinto(buffer)
         if num_read < len(buffer):
             raise SnapshotDamagedError(name, expected=f"{num_bytes} bytes", found=f"{start + num_read}")
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Files aside that a killed save to the same path has left."""
-    is_leftover = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.partial").fullmatch
-    for sibling in path.parent.iterdir():
-        if is_leftover(sibling.name):
-            sibling.unlink(missing_ok=True)
 
 
 def _open_private(path: str, flags: int) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, takewhile
 from typing import Any, TypeVar
 
 from prefixcache.errors import SnapshotDamagedError
@@ -59,6 +59,32 @@ class SnapshotIndex:
     def num_blocks(self) -> int:
         """Blocks of all nodes. O(nodes)."""
         return sum(node.num_blocks for node in self.nodes)
+
+
+def cut_index(index: SnapshotIndex, lost_numbers: Container[int]) -> tuple[SnapshotIndex, list[int]]:
+    """The index without the blocks of these numbers and all that are behind them, and the numbers of those
+    that it still has. O(bytes + nodes log nodes)."""
+    chunk_bytes = index.block_size * TOKEN_BYTES
+    nodes: list[SnapshotNode] = []
+    block_numbers: list[int] = []
+    new_positions: dict[int | None, int | None] = {None: None}  # of nodes that may have children still
+    first_number = 0
+    for position, node in enumerate(index.nodes):
+        numbers = range(first_number, first_number + node.num_blocks)
+        first_number = numbers.stop
+        if node.parent not in new_positions:
+            continue
+        kept = list(takewhile(lambda number: number not in lost_numbers, numbers))
+        if not kept:
+            continue
+        if len(kept) == node.num_blocks:
+            new_positions[position] = len(nodes)
+        parent, edge = new_positions[node.parent], node.edge[: len(kept) * chunk_bytes]
+        nodes.append(replace(node, parent=parent, edge=edge, num_blocks=len(kept)))
+        block_numbers += kept
+    ranks = {age_rank: rank for rank, age_rank in enumerate(sorted(node.age_rank for node in nodes))}
+    nodes = [replace(node, age_rank=ranks[node.age_rank]) for node in nodes]
+    return replace(index, nodes=nodes), block_numbers
 
 
 def encode_index(index: SnapshotIndex) -> dict[str, bytes]:

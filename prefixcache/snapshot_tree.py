@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Sequence
 from itertools import accumulate, chain, islice
 from math import inf
 from typing import NamedTuple
@@ -11,44 +11,99 @@ from typing import NamedTuple
 from prefixcache.block_pool import BlockId, BlockPool
 from prefixcache.cached_blocks import CachedBlocks
 from prefixcache.errors import InvalidArgumentError
-from prefixcache.quota import TenantLedger
+from prefixcache.quota import TenantAccount, TenantLedger
 from prefixcache.radix_node import RadixNode
 from prefixcache.radix_tree import RadixTree
 from prefixcache.snapshot import RowReader, Snapshot
 from prefixcache.snapshot_index import SnapshotIndex, SnapshotNode
+from prefixcache.token_chunks import TOKEN_BYTES
 
 
-def index_of(tree: RadixTree, last_tick: int) -> tuple[SnapshotIndex, list[BlockId]]:
+class NodeCopy(NamedTuple):
+    """What a snapshot wants of a node, as it was at one moment."""
+
+    serial: int
+    parent_serial: int | None
+    """None for the first node of a prompt."""
+    domain: bytes
+    scope: bytes
+    tenant: str
+    edge: bytes
+    block_ids: Sequence[BlockId]
+    last_used: int
+    payers: Sequence[TenantAccount]
+    created: int
+    is_output: bool
+    num_uses: int
+    priority: int
+    """The one that does not end."""
+    turn: int
+
+
+class TreeCopy(NamedTuple):
+    """A tree at one moment. Goes on saying the same whatever happens to the tree."""
+
+    block_size: int
+    last_tick: int
+    nodes: Sequence[NodeCopy]
+
+
+def copy_tree(tree: RadixTree, last_tick: int) -> TreeCopy:
+    """All that `index_of` needs: what has to be done while the tree keeps still. O(nodes + blocks)."""
+    nodes = [
+        NodeCopy(
+            node.serial,
+            parent.serial if parent.parent is not None else None,
+            domain,
+            node.scope,
+            node.owner.tenant,
+            node.edge,
+            node.block_ids.copy(),
+            node.last_used,
+            node.payers,
+            node.created,
+            node.is_output,
+            node.num_uses,
+            node.priority if node.priority_ends == inf else 0,
+            node.turn,
+        )
+        for domain, node in tree.nodes()
+        if (parent := node.parent) is not None
+    ]
+    return TreeCopy(tree.block_size, last_tick, nodes)
+
+
+def index_of(tree: TreeCopy) -> tuple[SnapshotIndex, list[BlockId]]:
     """The tree as plain data, and the ids of its blocks in that order. O(bytes + nodes log nodes).
 
     What was promised in seconds is not in it: pins, and priorities that end.
     """
-    ordered = list(_breadth_first(tree))
-    position = {node: place for place, (_, node) in enumerate(ordered)}
-    age_rank = {node: rank for rank, node in enumerate(sorted(position, key=lambda node: node.serial))}
+    ordered = _breadth_first(tree)
+    position = {node.serial: place for place, node in enumerate(ordered)}
+    age_rank = {serial: rank for rank, serial in enumerate(sorted(position))}
     nodes = [
         SnapshotNode(
-            parent=position.get(node.parent) if node.parent else None,
-            domain=domain,
+            parent=None if node.parent_serial is None else position[node.parent_serial],
+            domain=node.domain,
             scope=node.scope,
-            tenant=node.owner.tenant,
+            tenant=node.tenant,
             edge=node.edge,
             num_blocks=len(node.block_ids),
             last_used=node.last_used,
-            age_rank=age_rank[node],
+            age_rank=age_rank[node.serial],
             payers=tuple(account.tenant for account in node.payers),
             policy={
                 "created": node.created,
                 "is_output": int(node.is_output),
                 "num_uses": node.num_uses,
-                "priority": node.priority if node.priority_ends == inf else 0,
+                "priority": node.priority,
                 "turn": node.turn,
             },
         )
-        for domain, node in ordered
+        for node in ordered
     ]
-    index = SnapshotIndex(block_size=tree.block_size, clock=last_tick, nodes=nodes)
-    return index, [block_id for _, node in ordered for block_id in node.block_ids]
+    index = SnapshotIndex(block_size=tree.block_size, clock=tree.last_tick, nodes=nodes)
+    return index, [block_id for node in ordered for block_id in node.block_ids]
 
 
 def restore_blocks(
@@ -149,12 +204,15 @@ def _restore_node(
     return node
 
 
-def _breadth_first(tree: RadixTree) -> Iterator[tuple[bytes, RadixNode]]:
-    """All nodes with their domains, in the order of a `SnapshotIndex`."""
-    waiting = deque(sorted(tree.roots(), key=lambda item: item[0]))
-    while waiting:
-        domain, parent = waiting.popleft()
-        children = parent.children.values()
-        for node in sorted(children, key=lambda node: (node.scope, node.edge[: tree.chunk_bytes])):
-            yield domain, node
-            waiting.append((domain, node))
+def _breadth_first(tree: TreeCopy) -> list[NodeCopy]:
+    """The nodes in the order of a `SnapshotIndex`."""
+    chunk_bytes = tree.block_size * TOKEN_BYTES
+    children: defaultdict[int | None, list[NodeCopy]] = defaultdict(list)
+    for node in tree.nodes:
+        children[node.parent_serial].append(node)
+    for siblings in children.values():
+        siblings.sort(key=lambda node: (node.domain, node.scope, node.edge[:chunk_bytes]))
+    ordered = list(children[None])
+    for node in ordered:  # which grows meanwhile
+        ordered += children.get(node.serial, ())
+    return ordered

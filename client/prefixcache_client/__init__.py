@@ -19,12 +19,21 @@ from prefixcache_client.answers import (
     Usage,
 )
 from prefixcache_client.async_client import AsyncClient
-from prefixcache_client.cache_answers import BlockStats, RequestStats, Stats, TierStats, TokenStats, TreeNode
+from prefixcache_client.cache_answers import (
+    BlockStats,
+    RequestStats,
+    SavedSnapshot,
+    Stats,
+    TierStats,
+    TokenStats,
+    TreeNode,
+)
 from prefixcache_client.client import Client
 from prefixcache_client.errors import (
     AlreadyExistsError,
     CallCancelledError,
     DeadlineExceededError,
+    FailedPreconditionError,
     FieldViolation,
     InternalError,
     InvalidArgumentError,
@@ -50,6 +59,7 @@ __all__ = [
     "DeadlineExceededError",
     "Delta",
     "Event",
+    "FailedPreconditionError",
     "FieldViolation",
     "FinishReason",
     "GenerateOptions",
@@ -65,6 +75,7 @@ __all__ = [
     "PromptLogprobs",
     "RequestStats",
     "ResourceExhaustedError",
+    "SavedSnapshot",
     "Stats",
     "TierStats",
     "Timing",

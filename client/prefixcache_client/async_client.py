@@ -17,7 +17,14 @@ from prefixcache_client.answers import (
     generation_from_events,
     model_info_from_proto,
 )
-from prefixcache_client.cache_answers import Stats, TreeNode, stats_from_proto, tree_from_proto
+from prefixcache_client.cache_answers import (
+    SavedSnapshot,
+    Stats,
+    TreeNode,
+    saved_snapshot_from_proto,
+    stats_from_proto,
+    tree_from_proto,
+)
 from prefixcache_client.channel import CHANNEL_OPTIONS, DEFAULT_ADDRESS, caller_metadata, checked_address
 from prefixcache_client.errors import error_from_rpc
 from prefixcache_client.messages import (
@@ -172,6 +179,26 @@ class AsyncClient:
         """
         request = cache_pb2.DumpTreeRequest(max_depth=max_depth)
         return tree_from_proto(await self._call(self._cache.DumpTree, request, deadline))
+
+    async def snapshot(self, *, deadline: float | None = None) -> SavedSnapshot:
+        """Save what is cached to the worker's folder, now. Needs an admin.
+
+        Raises FailedPreconditionError when the worker has no folder, or cannot write to it.
+
+        >>> print((await client.snapshot()).num_blocks, "blocks come back when the worker starts again")
+        """
+        request = cache_pb2.SnapshotRequest()
+        return saved_snapshot_from_proto(await self._call(self._cache.Snapshot, request, deadline))
+
+    async def restore(self, *, deadline: float | None = None) -> int:
+        """Fill the cache from the last snapshot, and return how many blocks it has now. Needs an admin.
+
+        Raises FailedPreconditionError when the cache is not empty, or there is no snapshot that fits it.
+
+        >>> print(await client.restore(), "blocks are cached")
+        """
+        request = cache_pb2.RestoreRequest()
+        return int((await self._call(self._cache.Restore, request, deadline)).num_blocks)
 
     async def health(self, *, deadline: float | None = None) -> bool:
         """True when the worker takes requests, False while it starts or drains.

@@ -116,6 +116,16 @@ class TreeNode:
     """The cache's logical clock when the node was last used."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedSnapshot:
+    """What a worker has saved."""
+
+    num_blocks: int
+    num_bytes: int
+    """Of the file."""
+    seconds: float
+
+
 def stats_from_proto(response: cache_pb2.GetStatsResponse) -> Stats:
     """The counts."""
     return Stats(
@@ -129,3 +139,8 @@ def stats_from_proto(response: cache_pb2.GetStatsResponse) -> Stats:
 def tree_from_proto(response: cache_pb2.DumpTreeResponse) -> tuple[TreeNode, ...]:
     """The tree's nodes, parents before children."""
     return tuple(from_fields(TreeNode, node) for node in response.nodes)
+
+
+def saved_snapshot_from_proto(response: cache_pb2.SnapshotResponse) -> SavedSnapshot:
+    """What was saved."""
+    return from_fields(SavedSnapshot, response)

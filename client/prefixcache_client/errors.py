@@ -75,6 +75,10 @@ class PermissionDeniedError(PrefixCacheClientError):
     """The credential does not allow this."""
 
 
+class FailedPreconditionError(PrefixCacheClientError):
+    """The worker is not in a state for this; the message says what is missing."""
+
+
 class UnavailableError(PrefixCacheClientError):
     """No worker answers at the address, it is draining, or it went away before the answer was complete."""
 
@@ -100,6 +104,7 @@ _ERROR_BY_CODE: dict[grpc.StatusCode, type[PrefixCacheClientError]] = {
     grpc.StatusCode.ALREADY_EXISTS: AlreadyExistsError,
     grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
     grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
+    grpc.StatusCode.FAILED_PRECONDITION: FailedPreconditionError,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
     grpc.StatusCode.CANCELLED: CallCancelledError,
     grpc.StatusCode.UNIMPLEMENTED: UnimplementedError,

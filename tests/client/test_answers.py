@@ -22,6 +22,7 @@ from prefixcache_client import (
     PrefixCacheClientError,
     PromptLogprobs,
     RequestStats,
+    SavedSnapshot,
     Stats,
     TierStats,
     Timing,
@@ -56,6 +57,7 @@ END = Completion(
         (Stats, cache_pb2.GetStatsResponse),
         (TierStats, cache_pb2.TierStats),
         (TreeNode, cache_pb2.TreeNode),
+        (SavedSnapshot, cache_pb2.SnapshotResponse),
     ],
 )
 def test_every_field_of_a_message_has_its_place(value: Any, message: Any) -> None:

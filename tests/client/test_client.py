@@ -20,8 +20,10 @@ from prefixcache_client import (
     Client,
     Completion,
     Delta,
+    FailedPreconditionError,
     FinishReason,
     Generation,
+    SavedSnapshot,
     Usage,
 )
 
@@ -128,6 +130,14 @@ async def test_tree_down_to_a_depth(both: BothClients, worker: FakeWorker) -> No
         (2, 1, "acme"),
     ]
     assert len(await both.call("tree", max_depth=1)) == 1
+
+
+async def test_a_snapshot_is_saved_and_restored(both: BothClients, worker: FakeWorker) -> None:
+    assert await both.call("snapshot") == SavedSnapshot(num_blocks=3, num_bytes=192, seconds=0.25)
+    assert await both.call("restore") == 3
+    worker.nodes = [cache_pb2.TreeNode(id=1)]
+    with pytest.raises(FailedPreconditionError, match="the cache is not empty"):
+        await both.call("restore")
 
 
 async def test_health_follows_the_worker(both: BothClients, worker: FakeWorker) -> None:

@@ -20,6 +20,7 @@ from prefixcache_client import (
     CallCancelledError,
     Client,
     DeadlineExceededError,
+    FailedPreconditionError,
     FieldViolation,
     InternalError,
     InvalidArgumentError,
@@ -76,6 +77,7 @@ def failing(code: grpc.StatusCode, message: str, *details: Message) -> Callable[
     [
         (grpc.StatusCode.INVALID_ARGUMENT, InvalidArgumentError),
         (grpc.StatusCode.NOT_FOUND, NotFoundError),
+        (grpc.StatusCode.FAILED_PRECONDITION, FailedPreconditionError),
         (grpc.StatusCode.ALREADY_EXISTS, AlreadyExistsError),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, ResourceExhaustedError),
         (grpc.StatusCode.UNAUTHENTICATED, UnauthenticatedError),

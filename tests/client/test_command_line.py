@@ -352,3 +352,17 @@ def test_the_client_needs_neither_the_worker_nor_torch() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
 
     assert done.stderr.strip() == ""
+
+
+class TestSnapshot:
+    def test_says_what_was_saved_and_restored(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run("snapshot") == 0
+        assert run("restore") == 0
+        assert capsys.readouterr().out == "saved 3 blocks, 192 B, in 250 ms\nrestored 3 blocks\n"
+
+    def test_a_refusal_is_one_sentence(
+        self, run: Run, worker: FakeWorker, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        worker.nodes = [cache_pb2.TreeNode(id=1)]
+        assert run("restore") == 1
+        assert capsys.readouterr().err == "prefixcache: the cache is not empty\n"

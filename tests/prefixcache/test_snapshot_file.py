@@ -153,8 +153,8 @@ def with_start(content: bytes, **changes: int) -> bytes:
 
 def test_another_version_of_the_format_is_no_damage(path: Path) -> None:
     write_snapshot_file(path, HEADER, SECTIONS)
-    path.write_bytes(with_start(path.read_bytes(), version=2))
-    with pytest.raises(SnapshotMismatchError, match="format version is 2, the cache's is 1"):
+    path.write_bytes(with_start(path.read_bytes(), version=3))
+    with pytest.raises(SnapshotMismatchError, match="format version is 3, the cache's is 2"):
         open_snapshot_file(path)
 
 

@@ -19,6 +19,9 @@ from prefixcache.snapshot_index import SnapshotIndex, SnapshotNode, encode_index
 
 HEADER = {"model_build": "smol 1", "block_size": 16, "dtype": "float32", "secret_id": "ab"}
 
+TABLE_START = (100).to_bytes(8, "little")
+"""Of rows of 100 bytes. Entries of 24 bytes follow: a place and a checksum each."""
+
 
 def index_of_blocks(num_blocks: int) -> SnapshotIndex:
     """One public prompt of so many blocks of one token."""
@@ -76,10 +79,8 @@ def test_rows_come_back_into_other_blocks(
     target_ids = random.sample(range(num_blocks + 5), num_blocks)
     untouched = [block_id for block_id in range(num_blocks + 5) if block_id not in target_ids]
     before = target.rows.copy()
-    num_bytes = save_snapshot(
-        path, header=HEADER, index=index, block_ids=source_ids, write_row=source.write_row
-    )
-    assert num_bytes == path.stat().st_size
+    saved = save_snapshot(path, header=HEADER, index=index, block_ids=source_ids, write_row=source.write_row)
+    assert saved == (num_blocks, path.stat().st_size)
     with open_snapshot(path, header=HEADER) as snapshot:
         assert snapshot.index == index
         assert snapshot.has_rows
@@ -204,16 +205,17 @@ def test_rows_must_be_those_of_the_index(path: Path) -> None:
         ({"index": None}, "damaged in its index: expected a section, found none"),
         ({"edges": None}, "damaged in its edges: expected a section, found none"),
         ({"row table": None}, "damaged in its row table: expected a section, found none"),
-        ({"row table": b"short"}, "damaged in its row table: expected 2 checksums"),
-        ({"row table": (100).to_bytes(8, "little") + bytes(16)}, "row table: expected 2 checksums"),
+        ({"row table": b"short"}, "damaged in its row table: expected 2 entries"),
+        ({"row table": TABLE_START + bytes(24)}, "row table: expected 2 entries"),
         ({"rows": bytes(128)}, "damaged in its rows: expected 2 rows of 100 bytes, found 128 bytes"),
+        ({"row table": TABLE_START + 2 * bytes(24)}, "damaged in its rows: expected 2 rows of 100 bytes"),
     ],
 )
 def test_sections_that_do_not_fit_each_other_are_refused(
     path: Path, sections: dict[str, bytes | None], message: str
 ) -> None:
     """A file whose checksums are right, but which `save_snapshot` does not write."""
-    table = (100).to_bytes(8, "little") + bytes(2 * 16)
+    table = TABLE_START + bytes(24) + (1).to_bytes(8, "little") + bytes(16)
     content = {**encode_index(index_of_blocks(2)), "rows": bytes(256), "row table": table, **sections}
     write_snapshot_file(path, HEADER, {name: [data] for name, data in content.items() if data is not None})
     with pytest.raises(SnapshotDamagedError, match=message):

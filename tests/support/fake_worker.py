@@ -157,6 +157,22 @@ class FakeWorker(inference_pb2_grpc.InferenceServiceServicer, cache_pb2_grpc.Cac
         self._note(context)
         return cache_pb2.DumpTreeResponse(nodes=self.nodes[: request.max_depth or None])
 
+    def Snapshot(
+        self, request: cache_pb2.SnapshotRequest, context: grpc.ServicerContext
+    ) -> cache_pb2.SnapshotResponse:
+        """Three blocks of 64 bytes in a quarter of a second."""
+        self._note(context)
+        return cache_pb2.SnapshotResponse(num_blocks=3, num_bytes=192, seconds=0.25)
+
+    def Restore(
+        self, request: cache_pb2.RestoreRequest, context: grpc.ServicerContext
+    ) -> cache_pb2.RestoreResponse:
+        """What a snapshot has given, unless the cache is not empty."""
+        self._note(context)
+        if self.nodes:
+            abort(context, grpc.StatusCode.FAILED_PRECONDITION, "the cache is not empty")
+        return cache_pb2.RestoreResponse(num_blocks=3)
+
     def _note(self, context: grpc.ServicerContext) -> None:
         metadata = dict(context.invocation_metadata())
         self.tenants.append(metadata.get("x-tenant-id", ""))

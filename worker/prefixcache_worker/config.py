@@ -61,6 +61,10 @@ class WorkerConfig:
     window_sinks: int | None = None
     top_k_blocks: int | None = None
     num_threads: int | None = None
+    snapshot: str | None = None
+    """Folder; None: no snapshots."""
+    snapshot_seconds: float = 300.0
+    snapshot_stop_seconds: float = 60.0
     log_level: str = "info"
     drain_seconds: float = 30.0
     max_connection_age: float | None = None
@@ -234,6 +238,13 @@ SETTINGS = (
             "matter most; approximate"),
     Setting("num_threads", int, _at_least(1), _POSITIVE,
             "threads of the model on the CPU; without it one per core"),
+    Setting("snapshot", str, bool, "a path",
+            "a folder where the cache is saved, and from where a worker that starts takes it; one for each "
+            "worker; without it nothing is saved"),
+    Setting("snapshot_seconds", float, lambda value: 1 <= value <= 86400, "a number from 1 to 86400",
+            "time between two saves; none when nothing has changed"),
+    Setting("snapshot_stop_seconds", float, lambda value: 0 <= value <= 86400, "a number from 0 to 86400",
+            "how long the save at the end may take, after --drain-seconds"),
     Setting("log_level", str.lower, _LOG_LEVELS.__contains__, "one of " + ", ".join(_LOG_LEVELS),
             "how much to log: " + ", ".join(_LOG_LEVELS)),
     Setting("drain_seconds", float, lambda value: 0 <= value <= 86400, "a number from 0 to 86400",

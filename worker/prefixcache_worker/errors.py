@@ -79,5 +79,17 @@ class EngineStoppedError(WorkerError):
     """The engine is draining or has stopped."""
 
 
+class SnapshotsOffError(WorkerError):
+    """The worker was given no folder for snapshots."""
+
+
+class CacheNotEmptyError(WorkerError):
+    """A snapshot goes into an empty cache only."""
+
+
+class SnapshotFailedError(WorkerError):
+    """A snapshot could not be written, or is not one that this worker can take."""
+
+
 class ConfigError(WorkerError):
     """A setting, a model file or a checkpoint cannot be used. Names the flag or the file."""

@@ -18,13 +18,27 @@ from prefixcache_client.command_line import (
     replay,
     schemes,
     serve,
+    snapshot,
     stats,
     tree,
 )
 from prefixcache_client.command_line.arguments import Parser
 from prefixcache_client.errors import PrefixCacheClientError
 
-_COMMANDS = (serve, keys, generate, chat, abort, stats, tree, replay, demo, bench, schemes)
+_COMMANDS = (
+    serve,
+    keys,
+    generate,
+    chat,
+    abort,
+    stats,
+    tree,
+    snapshot,
+    replay,
+    demo,
+    bench,
+    schemes,
+)
 _BECOME_THE_WORKERS = ("serve", "keys")
 
 EXIT_FAILED = 1

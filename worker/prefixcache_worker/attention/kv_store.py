@@ -104,7 +104,7 @@ class KvStore:
         else:
             for source, target, num_slots in copies:
                 from_slot, to_slot = source * self.block_size, target * self.block_size
-                for tensor in self._tensors():
+                for tensor in self.tensors():
                     tensor[:, to_slot : to_slot + num_slots] = tensor[:, from_slot : from_slot + num_slots]
         if self.summaries is not None:
             self.summaries.note_copies(copies)
@@ -114,7 +114,7 @@ class KvStore:
         from prefixcache_worker.attention.triton.block_copy import copy_blocks
 
         if copies:
-            copy_blocks(self._tensors(), copies, self.block_size)
+            copy_blocks(self.tensors(), copies, self.block_size)
 
     def fill_blocks(self, block_ids: Iterable[BlockId], value: float) -> None:
         """Overwrite whole blocks with one number. For tests that poison what nobody may read.
@@ -124,7 +124,7 @@ class KvStore:
         """
         for block_id in block_ids:
             slots = slice(block_id * self.block_size, (block_id + 1) * self.block_size)
-            for tensor in self._tensors():
+            for tensor in self.tensors():
                 tensor[:, slots] = value if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max
 
     def read_blocks(self, block_ids: Sequence[BlockId]) -> bytes:
@@ -136,7 +136,7 @@ class KvStore:
         """
         slots = self._slots_of(block_ids)
         columns = []
-        for tensor in self._tensors():
+        for tensor in self.tensors():
             num_layers, width = len(tensor), self._block_width(tensor)
             by_layer = tensor[:, slots].reshape(num_layers, len(block_ids), width)
             by_block = by_layer.transpose(0, 1).reshape(len(block_ids), num_layers * width)
@@ -154,7 +154,7 @@ class KvStore:
         slots = self._slots_of(block_ids)
         table = torch.frombuffer(bytearray(records), dtype=torch.uint8).view(-1, self.record_bytes)
         first = 0
-        for tensor in self._tensors():
+        for tensor in self.tensors():
             num_layers, width = len(tensor), self._block_width(tensor)
             last = first + num_layers * width * tensor.itemsize
             by_block = table[:, first:last].clone(memory_format=torch.contiguous_format).view(tensor.dtype)
@@ -162,6 +162,14 @@ class KvStore:
             rows = by_layer.reshape(num_layers, len(slots), *tensor.shape[2:])
             tensor.index_copy_(1, slots, rows.to(self.device))
             first = last
+        self.note_written(block_ids)
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Everything of a record, in its order: [num_layers, num_slots, num_kv_heads, ...] each."""
+        return (*self.keys.tensors(), *self.values.tensors())
+
+    def note_written(self, block_ids: Sequence[BlockId]) -> None:
+        """Whole blocks of `tensors` were overwritten from outside. O(their rows)."""
         if self.summaries is not None:
             self.summaries.note_blocks(block_ids)
 
@@ -190,6 +198,3 @@ class KvStore:
     def _slots_of(self, block_ids: Sequence[BlockId]) -> torch.Tensor:  # [num_blocks * block_size] int64
         first_slots = torch.tensor(block_ids, dtype=torch.int64, device=self.device) * self.block_size
         return (first_slots[:, None] + torch.arange(self.block_size, device=self.device)).flatten()
-
-    def _tensors(self) -> tuple[torch.Tensor, ...]:
-        return (*self.keys.tensors(), *self.values.tensors())

@@ -154,6 +154,11 @@ class EngineLoop:
         self._command(command)
         return await future
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether the engine's state may be wrong: `wait_broken` would return at once."""
+        return self._broken.is_set()
+
     async def wait_broken(self) -> None:
         """Return when the engine can't go on, after an error that it could not give its requests up for."""
         await self._broken.wait()

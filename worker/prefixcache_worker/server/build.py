@@ -31,6 +31,9 @@ from prefixcache_worker.model.loader import LoadedModel, load_model
 from prefixcache_worker.model.model import AttentionShape, AttentionWindow, Model
 from prefixcache_worker.server.gpu_memory import CudaMemory, pool_bytes_left
 from prefixcache_worker.server.served_model import ServedModel
+from prefixcache_worker.snapshots.cache_snapshots import CacheSnapshots
+from prefixcache_worker.snapshots.snapshot_folder import SnapshotFolder
+from prefixcache_worker.snapshots.snapshot_keeper import SnapshotKeeper
 
 MIN_POOL_BLOCKS = 2
 """Room for a prompt and for the block its answer opens."""
@@ -75,6 +78,8 @@ class Worker:
     engine_loop: EngineLoop
     model: ServedModel
     pool_size: PoolSize
+    snapshots: SnapshotKeeper | None
+    """None where nothing is saved."""
 
 
 def build_worker(config: WorkerConfig) -> Worker:
@@ -173,7 +178,27 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
             max_unread_tokens=config.max_unread_tokens, stall_seconds=config.stall_seconds
         ),
     )
-    return Worker(engine_loop=engine_loop, model=served, pool_size=pool_size)
+    keeper = None
+    if config.snapshot is not None:
+        keeper = SnapshotKeeper(
+            _restored(engine, served, attention, config.snapshot),
+            engine_loop,
+            interval_seconds=config.snapshot_seconds,
+            stop_seconds=config.snapshot_stop_seconds,
+        )
+    return Worker(engine_loop=engine_loop, model=served, pool_size=pool_size, snapshots=keeper)
+
+
+def _restored(
+    engine: Engine, served: ServedModel, attention: AttentionBackend, folder: str
+) -> CacheSnapshots:
+    """The engine's snapshots, with the cache filled from the last one if there is one that fits."""
+    if not engine.cache.shares_prefixes:
+        raise ConfigError("--snapshot: this --scheme keeps nothing that could be saved; drop one of the two")
+    rows_of = f"{served.build} on {served.device} by {attention.__qualname__}, {engine.config.approximation}"
+    snapshots = CacheSnapshots(engine, SnapshotFolder(folder), rows_of=rows_of)
+    snapshots.restore_at_start()
+    return snapshots
 
 
 def plan_pool(config: WorkerConfig, block_bytes: int, *, usual_bytes: int = USUAL_POOL_BYTES) -> PoolSize:

@@ -12,11 +12,13 @@ import grpc
 from prefixcache import NodeDump
 from prefixcache.v1 import cache_pb2, cache_pb2_grpc
 from prefixcache_worker.engine.engine_loop import EngineLoop
+from prefixcache_worker.errors import SnapshotsOffError
 from prefixcache_worker.model.tokenizer import Tokenizer
 from prefixcache_worker.server.access import Access
 from prefixcache_worker.server.caller import Role
 from prefixcache_worker.server.grpc_call import authorised
 from prefixcache_worker.server.served_model import ServedModel
+from prefixcache_worker.snapshots.snapshot_keeper import SnapshotKeeper
 
 PREVIEW_TOKENS = 24
 
@@ -24,10 +26,18 @@ PREVIEW_TOKENS = 24
 class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
     """Translates between messages and the engine; decides nothing."""
 
-    def __init__(self, *, engine_loop: EngineLoop, model: ServedModel, access: Access) -> None:
+    def __init__(
+        self,
+        *,
+        engine_loop: EngineLoop,
+        model: ServedModel,
+        access: Access,
+        snapshots: SnapshotKeeper | None = None,
+    ) -> None:
         self._engine_loop = engine_loop
         self._model = model
         self._access = access
+        self._snapshots = snapshots
 
     async def GetStats(
         self,
@@ -54,6 +64,32 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
             return await asyncio.to_thread(
                 tree_to_proto, nodes, tenant=caller.tenant, tokenizer=self._model.tokenizer
             )
+
+    async def Snapshot(
+        self,
+        request: cache_pb2.SnapshotRequest,
+        context: grpc.aio.ServicerContext[Any, cache_pb2.SnapshotResponse],
+    ) -> cache_pb2.SnapshotResponse:
+        async with authorised(context, self._access) as caller:
+            caller.require(Role.ADMIN, "Snapshot")
+            report = await required(self._snapshots).save()
+            return cache_pb2.SnapshotResponse(**report._asdict())
+
+    async def Restore(
+        self,
+        request: cache_pb2.RestoreRequest,
+        context: grpc.aio.ServicerContext[Any, cache_pb2.RestoreResponse],
+    ) -> cache_pb2.RestoreResponse:
+        async with authorised(context, self._access) as caller:
+            caller.require(Role.ADMIN, "Restore")
+            return cache_pb2.RestoreResponse(num_blocks=await required(self._snapshots).restore())
+
+
+def required(snapshots: SnapshotKeeper | None) -> SnapshotKeeper:
+    """Raises SnapshotsOffError when there is none."""
+    if snapshots is None:
+        raise SnapshotsOffError("the worker has no place for snapshots; start it with --snapshot FOLDER")
+    return snapshots
 
 
 def tree_to_proto(

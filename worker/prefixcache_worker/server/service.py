@@ -96,7 +96,10 @@ class Service:
         )
         cache_pb2_grpc.add_CacheServiceServicer_to_server(
             CacheServicer(  # type: ignore[abstract]
-                engine_loop=worker.engine_loop, model=worker.model, access=self._access
+                engine_loop=worker.engine_loop,
+                model=worker.model,
+                access=self._access,
+                snapshots=worker.snapshots,
             ),
             self._server,
         )
@@ -105,12 +108,15 @@ class Service:
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
             GuardedReflection((*reflected, reflection.SERVICE_NAME), self._access), self._server
         )
+        if worker.snapshots is not None:
+            worker.snapshots.start()
         await self._server.start()
         for name in SERVICE_NAMES:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def stop(self, *, drain_seconds: float) -> None:
-        """Stop in good order; takes `drain_seconds`, one engine step and FLUSH_SECONDS at most.
+        """Stop in good order; takes `drain_seconds`, one engine step, what the last snapshot may take, and
+        FLUSH_SECONDS at most.
 
         Health turns NOT_SERVING, new requests get UNAVAILABLE, and running ones may finish; what still
         runs after `drain_seconds` gets UNAVAILABLE too.
@@ -118,6 +124,8 @@ class Service:
         await self._health.enter_graceful_shutdown()
         if self._worker is not None:
             await self._worker.engine_loop.stop(drain_seconds=drain_seconds)
+            if self._worker.snapshots is not None and not self._worker.engine_loop.is_broken:
+                await self._worker.snapshots.stop()
         await self._server.stop(FLUSH_SECONDS)
 
 
@@ -166,6 +174,8 @@ async def serve_until_signal(
     await asyncio.wait([stopped, asked_again], return_when=asyncio.FIRST_COMPLETED)
     if not stopped.done():
         logger.info("stopping at once")
+        if worker.snapshots is not None:
+            worker.snapshots.hurry(0)
         await worker.engine_loop.stop(drain_seconds=0)  # gives up what the first stop waits for
     await stopped
     if broken.done():

@@ -18,6 +18,7 @@ from grpc_status import rpc_status
 from prefixcache import NotPublisherError, OutOfBlocksError, QuotaExceededError
 from prefixcache_worker.errors import (
     AbortedError,
+    CacheNotEmptyError,
     DeadlineExceededError,
     DuplicateRequestError,
     EngineStoppedError,
@@ -28,6 +29,8 @@ from prefixcache_worker.errors import (
     QueueFullError,
     RateLimitedError,
     SlowReaderError,
+    SnapshotFailedError,
+    SnapshotsOffError,
     TooManyRequestsError,
     UnauthenticatedError,
 )
@@ -64,6 +67,9 @@ STATUS_BY_ERROR: dict[type[Exception], StatusRow] = {
     OutOfBlocksError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "OUT_OF_BLOCKS"),
     QuotaExceededError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", is_quota=True),
     NotPublisherError: StatusRow(grpc.StatusCode.PERMISSION_DENIED, "NOT_PUBLISHER"),
+    SnapshotsOffError: StatusRow(grpc.StatusCode.FAILED_PRECONDITION, "SNAPSHOTS_OFF"),
+    CacheNotEmptyError: StatusRow(grpc.StatusCode.FAILED_PRECONDITION, "CACHE_NOT_EMPTY"),
+    SnapshotFailedError: StatusRow(grpc.StatusCode.FAILED_PRECONDITION, "SNAPSHOT_FAILED"),
     NotFiniteError: StatusRow(grpc.StatusCode.INTERNAL, "NOT_FINITE"),
     EngineStoppedError: StatusRow(grpc.StatusCode.UNAVAILABLE, "ENGINE_STOPPED"),
 }
