@@ -19,16 +19,33 @@ from prefixcache_client.answers import (
     Usage,
 )
 from prefixcache_client.async_client import AsyncClient
-from prefixcache_client.cache_answers import BlockStats, RequestStats, Stats, TierStats, TokenStats, TreeNode
+from prefixcache_client.cache_answers import (
+    BlockStats,
+    RequestStats,
+    Stats,
+    TierStats,
+    TokenStats,
+    Tree,
+    TreeNode,
+)
+from prefixcache_client.cache_events import (
+    BlocksRemoved,
+    BlocksStored,
+    CacheCleared,
+    CacheEvent,
+    StateComplete,
+)
 from prefixcache_client.client import Client
 from prefixcache_client.errors import (
     AlreadyExistsError,
     CallCancelledError,
     DeadlineExceededError,
+    FailedPreconditionError,
     FieldViolation,
     InternalError,
     InvalidArgumentError,
     NotFoundError,
+    OutOfRangeError,
     PermissionDeniedError,
     PrefixCacheClientError,
     ResourceExhaustedError,
@@ -36,6 +53,7 @@ from prefixcache_client.errors import (
     UnavailableError,
     UnimplementedError,
 )
+from prefixcache_client.explanation import Divergence, Explanation, MissCause
 from prefixcache_client.messages import GenerateOptions, Message, Prompt
 from prefixcache_client.tls import Tls
 
@@ -43,13 +61,20 @@ __all__ = [
     "AlreadyExistsError",
     "AsyncClient",
     "BlockStats",
+    "BlocksRemoved",
+    "BlocksStored",
+    "CacheCleared",
+    "CacheEvent",
     "CallCancelledError",
     "Choice",
     "Client",
     "Completion",
     "DeadlineExceededError",
     "Delta",
+    "Divergence",
     "Event",
+    "Explanation",
+    "FailedPreconditionError",
     "FieldViolation",
     "FinishReason",
     "GenerateOptions",
@@ -57,20 +82,24 @@ __all__ = [
     "InternalError",
     "InvalidArgumentError",
     "Message",
+    "MissCause",
     "ModelInfo",
     "NotFoundError",
+    "OutOfRangeError",
     "PermissionDeniedError",
     "PrefixCacheClientError",
     "Prompt",
     "PromptLogprobs",
     "RequestStats",
     "ResourceExhaustedError",
+    "StateComplete",
     "Stats",
     "TierStats",
     "Timing",
     "Tls",
     "TokenLogprobs",
     "TokenStats",
+    "Tree",
     "TreeNode",
     "UnauthenticatedError",
     "UnavailableError",

@@ -12,9 +12,12 @@ from prefixcache_client.command_line import (
     bench,
     chat,
     demo,
+    events,
+    explain,
     generate,
     keys,
     replay,
+    reset,
     schemes,
     serve,
     stats,
@@ -23,7 +26,21 @@ from prefixcache_client.command_line import (
 from prefixcache_client.command_line.arguments import Parser
 from prefixcache_client.errors import PrefixCacheClientError
 
-_COMMANDS = (serve, keys, generate, chat, stats, tree, replay, demo, bench, schemes)
+_COMMANDS = (
+    serve,
+    keys,
+    generate,
+    chat,
+    stats,
+    tree,
+    explain,
+    events,
+    reset,
+    replay,
+    demo,
+    bench,
+    schemes,
+)
 _BECOME_THE_WORKERS = ("serve", "keys")
 
 EXIT_FAILED = 1

@@ -98,7 +98,10 @@ class Service:
         )
         cache_pb2_grpc.add_CacheServiceServicer_to_server(
             CacheServicer(  # type: ignore[abstract]
-                engine_loop=worker.engine_loop, model=worker.model, access=self._access
+                engine_loop=worker.engine_loop,
+                model=worker.model,
+                access=self._access,
+                event_feed=worker.event_feed,
             ),
             self._server,
         )
@@ -120,6 +123,8 @@ class Service:
         await self._health.enter_graceful_shutdown()
         if self._worker is not None:
             await self._worker.engine_loop.stop(drain_seconds=drain_seconds)
+            if self._worker.event_feed is not None:
+                self._worker.event_feed.close()
         await self._server.stop(FLUSH_SECONDS)
 
 
