@@ -36,6 +36,7 @@ from prefixcache.quota import TenantQuota, TenantUsage
 from prefixcache.radix_tree import Match
 from prefixcache.snapshot import RowReader, RowWriter
 from prefixcache.token_chunks import ChunkHash, PackedTokens, TokenIds, pack_tokens, unpack_tokens
+from prefixcache.tree_view import NodeView, TreeView
 
 __all__ = [
     "HOLE",
@@ -68,6 +69,7 @@ __all__ = [
     "MissCause",
     "Namespace",
     "NodeDump",
+    "NodeView",
     "NotCachedError",
     "NotPublisherError",
     "OutOfBlocksError",
@@ -89,6 +91,7 @@ __all__ = [
     "TenantUsage",
     "TokenIds",
     "Tombstone",
+    "TreeView",
     "UnknownTenantError",
     "pack_tokens",
     "unpack_tokens",

@@ -32,6 +32,7 @@ from prefixcache.snapshot import RowReader, RowWriter, open_snapshot
 from prefixcache.snapshot_tree import copy_tree, restore_blocks
 from prefixcache.token_chunks import TOKEN_BYTES, ChunkHash, TokenIds, pack_tokens
 from prefixcache.traffic_sample import TrafficSample
+from prefixcache.tree_view import TreeView, view_of_all, view_of_owners
 from prefixcache.turn_credit import TurnCreditPolicy
 
 
@@ -337,18 +338,25 @@ class PrefixCache:
         return [account.tenant for account in self._ledger.accounts()]
 
     def explain(
-        self, token_ids: TokenIds, namespace: Namespace, *, num_public_tokens: int = 0
+        self,
+        token_ids: TokenIds,
+        namespace: Namespace,
+        *,
+        num_public_tokens: int = 0,
+        tells_of_others: bool = True,
     ) -> Explanation:
         """How much of a prompt is cached, where it leaves what is, and why the rest is missing.
 
-        Tells of all tenants: what a caller may see is for the server to decide. Changes nothing.
-        Raises InvalidArgumentError. O(tokens, and for each domain the children of the path's nodes).
+        Without `tells_of_others`, what other tenants and domains have is as if it were not there, also
+        in the time it takes. Changes nothing. Raises InvalidArgumentError.
+        O(tokens), and for each domain the children of the path's nodes; without others, O(tokens + edges).
         """
         tokens = pack_tokens(token_ids)
         if not tokens:
             raise InvalidArgumentError("the prompt is empty; give at least 1 token")
         path = self._handles.walk(tokens, namespace, num_public_tokens)
-        return explain_miss(self._tree, self._history, path, tokens, namespace)
+        owner = None if tells_of_others else self._ledger.find_account(namespace.tenant)
+        return explain_miss(self._tree, self._history, path, tokens, namespace, for_owner=owner)
 
     def reset(self) -> None:
         """Forget everything cached, at once and whatever is running; pins end.
@@ -471,6 +479,25 @@ class PrefixCache:
         if max_depth < 0:
             raise InvalidArgumentError(f"max_depth is {max_depth}; give 0 for all, or more")
         return [dump_node(node, domain, self._pool) for domain, node in self._tree.nodes(max_depth)]
+
+    def view(
+        self, tenant: str | None = None, *, max_depth: int = 0, max_nodes: int | None = None
+    ) -> TreeView:
+        """The tree as one tenant may see it, or with None all of it; parents first, no token unpacked.
+
+        For a tenant there are the public nodes and its own, in an order and with ids of their own. Public
+        ones are joined where only what it does not see divides them, and nothing is told of their use:
+        no other tenant's private prompts change anything in the view, or the time it takes.
+        `max_depth` as for `dump`. Raises InvalidArgumentError. O(nodes to be seen + their blocks).
+        """
+        if max_depth < 0 or (max_nodes is not None and max_nodes < 0):
+            raise InvalidArgumentError(
+                f"max_depth is {max_depth} and max_nodes {max_nodes}; give 0 for any depth, or more"
+            )
+        if tenant is None:
+            return view_of_all(self._tree, self._pool, max_depth, max_nodes)
+        owners = (self._ledger.public, self._ledger.find_account(tenant))
+        return view_of_owners(self._tree, self._pool, owners, max_depth, max_nodes)
 
     def check(self) -> None:
         """Raise AssertionError if an invariant is broken. For tests. O(everything)."""

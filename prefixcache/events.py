@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from prefixcache.block_keys import BlockKey
@@ -72,7 +72,7 @@ class EventLog:
     most `capacity` blocks, an event that names none counting as one.
     """
 
-    __slots__ = ("_capacity", "_events", "_next_number", "_num_named_blocks", "_oldest_number")
+    __slots__ = ("_capacity", "_events", "_listener", "_next_number", "_num_named_blocks", "_oldest_number")
 
     def __init__(self, capacity: int, *, first_sequence_number: int = 1) -> None:
         """An empty log of `capacity` blocks: with 16 tokens a block, 125 to 425 bytes each.
@@ -88,6 +88,7 @@ class EventLog:
         self._capacity = capacity
         self._events: dict[int, Event] = {}  # by number
         self._num_named_blocks = 0
+        self._listener: Callable[[], None] | None = None
         self._oldest_number = self._next_number = first_sequence_number
 
     @property
@@ -99,6 +100,13 @@ class EventLog:
     def next_sequence_number(self) -> int:
         """Of the event that comes next."""
         return self._next_number
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call the one `listener` after each event from now on, on whatever thread changes the cache.
+
+        Requires: it is quick, raises nothing and leaves the cache alone.
+        """
+        self._listener = listener
 
     def stored(
         self, parent_key: BlockKey, block_keys: Sequence[BlockKey], tokens: bytes, public: bool
@@ -162,6 +170,8 @@ class EventLog:
         while self._num_named_blocks > self._capacity:
             self._num_named_blocks -= _num_named_blocks(self._events.pop(self._oldest_number))
             self._oldest_number += 1
+        if self._listener is not None:
+            self._listener()
 
 
 def _num_named_blocks(event: Event) -> int:

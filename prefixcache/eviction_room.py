@@ -15,7 +15,7 @@ from prefixcache.radix_tree import RadixTree
 def require_below_ceiling(pool: BlockPool, tree: RadixTree, account: TenantAccount, num_blocks: int) -> None:
     """Raise QuotaExceededError if so many more are above the tenant's ceiling, even without its idle blocks.
 
-    O(1) below it, else O(its leaves looked at until there are enough), at worst O(nodes).
+    O(1) below it, else O(its leaves looked at until there are enough), at worst O(its nodes).
     """
     num_over = account.num_blocks_over_ceiling(num_blocks)
     if num_over and num_over > (num_own := num_own_idle(pool, tree, account, num_over)):
@@ -63,13 +63,13 @@ def num_idle_at_end(pool: BlockPool, leaf: RadixNode, num_enough: int) -> int:
 
 
 def num_own_idle(pool: BlockPool, tree: RadixTree, account: TenantAccount, num_enough: int) -> int:
-    """Idle blocks of a tenant with a quota; exact unless there are `num_enough`. At worst O(nodes)."""
+    """Idle blocks of a tenant with a quota; exact unless there are `num_enough`. At worst O(its nodes)."""
     num_idle = 0
     for *_, leaf in account.leaves:
         num_idle += num_idle_at_end(pool, leaf, num_enough - num_idle)
         if num_idle == num_enough:
             return num_idle
-    own = (node for _, node in tree.nodes() if node.owner is account)
+    own = tree.owned_by(account)
     return sum(pool.is_idle(block_id) for node in own for block_id in node.block_ids)
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 from prefixcache.history import History, Loss, Tombstone
 from prefixcache.namespace import PUBLIC_SCOPE, Namespace, decode_fields
+from prefixcache.quota import TenantAccount
+from prefixcache.radix_node import RadixNode
 from prefixcache.radix_tree import Path, RadixTree
 from prefixcache.token_chunks import TOKEN_BYTES, unpack_tokens
+
+MAX_OTHER_SCOPES = 64
+"""So many of a tenant's scopes are looked into for what another salt has, the latest."""
 
 
 class MissCause(Enum):
@@ -69,23 +74,40 @@ class Explanation:
     """When, by which policy and for whom the first missing block was lost, if that is the cause."""
     held_by: Elsewhere | None
     """Who has more of the prompt, if that is the cause."""
+    cached_token_ids: tuple[int, ...] = ()
+    """How the nearest cached prompt goes on at the divergence, to the end of its block at most."""
 
 
 def explain_miss(
-    tree: RadixTree, history: History, path: Path, tokens: bytes, namespace: Namespace
+    tree: RadixTree,
+    history: History,
+    path: Path,
+    tokens: bytes,
+    namespace: Namespace,
+    *,
+    for_owner: TenantAccount | None,
 ) -> Explanation:
-    """The explanation, given the longest path for a prompt's tokens."""
+    """The explanation, given the longest path for a prompt's tokens.
+
+    With `for_owner`, nothing that another owner or domain has is told, and no time depends on it.
+    """
     num_tokens = len(tokens) // TOKEN_BYTES
     cause, lost, held_by, divergence = MissCause.NONE, None, None, None
+    cached_token_ids: tuple[int, ...] = ()
     if path.num_tokens < num_tokens - 1:
+        cached_token_ids = _cached_continuation(tree, path, tokens, namespace)
         divergence = Divergence(
             position=path.num_tokens,
             prompt_token=unpack_tokens(tokens[path.num_tokens * TOKEN_BYTES :][:TOKEN_BYTES])[0],
-            cached_token=_cached_token(tree, path, tokens, namespace),
+            cached_token=cached_token_ids[0] if cached_token_ids else None,
         )
         lost = first_loss(tree, history, path, tokens, namespace)
+        if for_owner is None:
+            holders = _all_holders(tree, tokens, num_tokens - 1)
+        else:
+            holders = _own_holders(tree, tokens, num_tokens - 1, namespace, for_owner)
         held_by = max(
-            (found for found in _holders(tree, tokens, num_tokens - 1) if found.num_tokens > path.num_tokens),
+            (found for found in holders if found.num_tokens > path.num_tokens),
             key=lambda found: (
                 (found.model, found.adapter) == (namespace.model, namespace.adapter),
                 found.tenant == namespace.tenant,
@@ -110,6 +132,7 @@ def explain_miss(
         cause=cause,
         lost=lost,
         held_by=held_by,
+        cached_token_ids=cached_token_ids,
     )
 
 
@@ -128,8 +151,8 @@ def first_loss(
     return next(filter(None, map(history.get, keys)), None)
 
 
-def _cached_token(tree: RadixTree, path: Path, tokens: bytes, namespace: Namespace) -> int | None:
-    """The token with which the cached prompt nearest to `tokens` goes on behind their path, if it does."""
+def _cached_continuation(tree: RadixTree, path: Path, tokens: bytes, namespace: Namespace) -> tuple[int, ...]:
+    """How the cached prompt nearest to `tokens` goes on behind their path, in the same block."""
     start = path.num_chunks * tree.chunk_bytes
     offset = path.num_tokens * TOKEN_BYTES - start
     end = path.end
@@ -139,28 +162,51 @@ def _cached_token(tree: RadixTree, path: Path, tokens: bytes, namespace: Namespa
         query = tokens[start : start + tree.chunk_bytes]
         scopes = [namespace.scope, PUBLIC_SCOPE] if end.is_root or end.is_public else [end.scope]
         nodes = [node for scope in scopes for node in tree.children_around(end, scope, query)]
-        edges = [node.edge for node in nodes if node.edge.startswith(query[:offset])]
-        edge = max(edges, key=len, default=b"")  # another owner's tail may end where the prompt leaves it
-    token = edge[offset : offset + TOKEN_BYTES]
-    return unpack_tokens(token)[0] if token else None
+        edges = (node.edge for node in nodes if node.edge.startswith(query[:offset]))
+        edge = next((edge for edge in edges if len(edge) > offset), b"")  # a tail may end there
+    return tuple(unpack_tokens(edge[offset : tree.chunk_bytes]))
 
 
-def _holders(tree: RadixTree, tokens: bytes, num_tokens: int) -> Iterator[Elsewhere]:
+def _all_holders(tree: RadixTree, tokens: bytes, num_tokens: int) -> Iterator[Elsewhere]:
     """Every scope of every domain that has a chunk of the first `num_tokens`."""
-    limit = num_tokens * TOKEN_BYTES
     for domain, root in tree.roots():
-        model, adapter = decode_fields(domain)
-        offset, _, node, num_blocks = tree.follow(PUBLIC_SCOPE, root, 0, tokens, limit)
-        yield Elsewhere(model, adapter, "", offset // TOKEN_BYTES)
-        if num_blocks < len(node.block_ids):  # private nodes hang at the ends of public ones
-            offset -= num_blocks * tree.chunk_bytes
-            node = node.parent or root
-        while True:
-            for child in tree.children_with_hash(node, tokens[offset : offset + tree.chunk_bytes]):
-                if not child.is_public:
-                    end = tree.follow(child.scope, node, offset, tokens, limit)[0]
-                    yield Elsewhere(model, adapter, child.owner.tenant, end // TOKEN_BYTES)
-            if node.parent is None:
-                break
-            offset -= len(node.edge)
-            node = node.parent
+        yield from _holders(tree, domain, root, tokens, num_tokens, tree.children_with_hash)
+
+
+def _own_holders(
+    tree: RadixTree, tokens: bytes, num_tokens: int, namespace: Namespace, owner: TenantAccount
+) -> Iterator[Elsewhere]:
+    """The same of the latest scopes of one owner, in the namespace's domain."""
+
+    def children(parent: RadixNode, chunk: bytes) -> list[RadixNode]:
+        return tree.own_children_with_hash(owner, parent, chunk, MAX_OTHER_SCOPES)
+
+    root = tree.root_of(namespace.domain)
+    return _holders(tree, namespace.domain, root, tokens, num_tokens, children)
+
+
+def _holders(
+    tree: RadixTree,
+    domain: bytes,
+    root: RadixNode,
+    tokens: bytes,
+    num_tokens: int,
+    children: Callable[[RadixNode, bytes], Iterable[RadixNode]],
+) -> Iterator[Elsewhere]:
+    """What the public and each private scope of a domain has; `children` finds the private ones."""
+    limit = num_tokens * TOKEN_BYTES
+    model, adapter = decode_fields(domain)
+    offset, _, node, num_blocks = tree.follow(PUBLIC_SCOPE, root, 0, tokens, limit)
+    yield Elsewhere(model, adapter, "", offset // TOKEN_BYTES)
+    if num_blocks < len(node.block_ids):  # private nodes hang at the ends of public ones
+        offset -= num_blocks * tree.chunk_bytes
+        node = node.parent or root
+    while True:
+        for child in children(node, tokens[offset : offset + tree.chunk_bytes]):
+            if not child.is_public:
+                end = tree.follow(child.scope, node, offset, tokens, limit)[0]
+                yield Elsewhere(model, adapter, child.owner.tenant, end // TOKEN_BYTES)
+        if node.parent is None:
+            break
+        offset -= len(node.edge)
+        node = node.parent

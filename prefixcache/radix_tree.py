@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from prefixcache.block_keys import KEY_BYTES, BlockKey, BlockKeys, unpack_keys
@@ -10,6 +11,7 @@ from prefixcache.block_pool import BlockId
 from prefixcache.events import CachedRun
 from prefixcache.graveyard import Pile
 from prefixcache.namespace import PUBLIC_SCOPE, Namespace
+from prefixcache.owned_nodes import OwnedNodes
 from prefixcache.quota import TenantAccount
 from prefixcache.radix_node import ChildKey, RadixNode
 from prefixcache.sibling_index import SiblingIndex
@@ -77,6 +79,7 @@ class RadixTree:
         "_chunk_hash",
         "_last_serial",
         "_node_of_last_block",
+        "_owned",
         "_public",
         "_roots",
         "_siblings",
@@ -93,6 +96,7 @@ class RadixTree:
         self._chunk_hash = chunk_hash
         self._roots: dict[bytes, RadixNode] = {}
         self._siblings = SiblingIndex(self._chunk_bytes)
+        self._owned = OwnedNodes()
         self._node_of_last_block: dict[BlockId, RadixNode] = {}
         self._last_serial = 0
 
@@ -250,6 +254,7 @@ class RadixTree:
         parent = node.parent
         assert parent is not None
         self._siblings.remove(node)
+        self._owned.remove(node)
         del parent.children[node.key]
         if parent.is_root and parent.is_leaf:
             del self._roots[parent.scope]
@@ -258,6 +263,19 @@ class RadixTree:
         """The children whose first chunk may be this, whatever their scope. O(children)."""
         chunk_hash = self._chunk_hash(chunk)
         return [child for (_, first_hash), child in parent.children.items() if first_hash == chunk_hash]
+
+    def own_children_with_hash(
+        self, owner: TenantAccount, parent: RadixNode, chunk: bytes, max_scopes: int
+    ) -> list[RadixNode]:
+        """The same of one owner, in the `max_scopes` of its scopes that came last. O(max_scopes)."""
+        chunk_hash = self._chunk_hash(chunk)
+        scopes = islice(self._owned.scopes_of(owner), max_scopes)
+        found = (parent.children.get((scope, chunk_hash)) for scope in scopes)
+        return [child for child in found if child is not None]
+
+    def owned_by(self, owner: TenantAccount) -> Iterator[RadixNode]:
+        """The nodes of one owner, in no order. Requires: no change meanwhile. O(those nodes)."""
+        return self._owned.of(owner)
 
     def children_around(self, parent: RadixNode, scope: bytes, query: bytes) -> list[RadixNode]:
         """The children in a scope that stand next to where `query` would, at most two. O(log nodes)."""
@@ -313,10 +331,16 @@ class RadixTree:
         return self._block_keys.chain(parent_key, chunk)[0]
 
     def clear(self) -> list[Pile]:
-        """Drop all nodes, and return what held them, to be taken apart. O(1)."""
-        piles: list[Pile] = [self._siblings.nodes, self._node_of_last_block, self._roots]
+        """Drop all nodes, and return what held them, to be taken apart. O(scopes)."""
+        piles: list[Pile] = [
+            *self._owned.sets(),
+            self._siblings.nodes,
+            self._node_of_last_block,
+            self._roots,
+        ]
         self._roots = {}
         self._siblings = SiblingIndex(self._chunk_bytes)
+        self._owned = OwnedNodes()
         self._node_of_last_block = {}
         return piles
 
@@ -327,6 +351,7 @@ class RadixTree:
             node.check(self._block_size)
             assert node.key == self._key(node.scope, node.edge)
         self._siblings.check(nodes)
+        self._owned.check(nodes)
         assert self._node_of_last_block == {node.block_ids[-1]: node for node in nodes}
         block_ids = [block_id for node in nodes for block_id in node.block_ids]
         assert len(block_ids) == len(set(block_ids))
@@ -397,6 +422,7 @@ class RadixTree:
         parent.children[key] = node
         parent.lost_key = None
         self._siblings.add(node)
+        self._owned.add(node)
         self._node_of_last_block[block_ids[-1]] = node
         return node
 

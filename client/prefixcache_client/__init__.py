@@ -26,7 +26,15 @@ from prefixcache_client.cache_answers import (
     Stats,
     TierStats,
     TokenStats,
+    Tree,
     TreeNode,
+)
+from prefixcache_client.cache_events import (
+    BlocksRemoved,
+    BlocksStored,
+    CacheCleared,
+    CacheEvent,
+    StateComplete,
 )
 from prefixcache_client.client import Client
 from prefixcache_client.errors import (
@@ -38,6 +46,7 @@ from prefixcache_client.errors import (
     InternalError,
     InvalidArgumentError,
     NotFoundError,
+    OutOfRangeError,
     PermissionDeniedError,
     PrefixCacheClientError,
     ResourceExhaustedError,
@@ -45,6 +54,7 @@ from prefixcache_client.errors import (
     UnavailableError,
     UnimplementedError,
 )
+from prefixcache_client.explanation import Divergence, Explanation, MissCause
 from prefixcache_client.messages import GenerateOptions, Message, Prompt
 from prefixcache_client.tls import Tls
 
@@ -52,13 +62,19 @@ __all__ = [
     "AlreadyExistsError",
     "AsyncClient",
     "BlockStats",
+    "BlocksRemoved",
+    "BlocksStored",
+    "CacheCleared",
+    "CacheEvent",
     "CallCancelledError",
     "Choice",
     "Client",
     "Completion",
     "DeadlineExceededError",
     "Delta",
+    "Divergence",
     "Event",
+    "Explanation",
     "FailedPreconditionError",
     "FieldViolation",
     "FinishReason",
@@ -67,8 +83,10 @@ __all__ = [
     "InternalError",
     "InvalidArgumentError",
     "Message",
+    "MissCause",
     "ModelInfo",
     "NotFoundError",
+    "OutOfRangeError",
     "PermissionDeniedError",
     "PrefixCacheClientError",
     "Prompt",
@@ -76,12 +94,14 @@ __all__ = [
     "RequestStats",
     "ResourceExhaustedError",
     "SavedSnapshot",
+    "StateComplete",
     "Stats",
     "TierStats",
     "Timing",
     "Tls",
     "TokenLogprobs",
     "TokenStats",
+    "Tree",
     "TreeNode",
     "UnauthenticatedError",
     "UnavailableError",

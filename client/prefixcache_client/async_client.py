@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -20,23 +20,28 @@ from prefixcache_client.answers import (
 from prefixcache_client.cache_answers import (
     SavedSnapshot,
     Stats,
-    TreeNode,
+    Tree,
     saved_snapshot_from_proto,
     stats_from_proto,
     tree_from_proto,
 )
+from prefixcache_client.cache_events import CacheEvent, cache_event_from_proto
 from prefixcache_client.channel import CHANNEL_OPTIONS, DEFAULT_ADDRESS, caller_metadata, checked_address
 from prefixcache_client.errors import error_from_rpc
+from prefixcache_client.explanation import Explanation, explanation_from_proto
 from prefixcache_client.messages import (
     GenerateOptions,
     Message,
     Prompt,
     chat_messages,
     detokenize_request,
+    explain_request,
     generate_request,
     tokenize_request,
 )
 from prefixcache_client.tls import Tls
+
+T = TypeVar("T")
 
 
 class AsyncClient:
@@ -110,7 +115,8 @@ class AsyncClient:
         ...     if isinstance(event, Delta):
         ...         print(event.text, end="")
         """
-        return self._events(generate_request(prompt, **options), deadline)
+        request = generate_request(prompt, **options)
+        return self._events(self._inference.Generate, request, event_from_proto, deadline)
 
     async def chat(
         self,
@@ -172,10 +178,10 @@ class AsyncClient:
         request = cache_pb2.GetStatsRequest(reset_peaks=reset_peaks)
         return stats_from_proto(await self._call(self._cache.GetStats, request, deadline))
 
-    async def tree(self, *, max_depth: int = 0, deadline: float | None = None) -> tuple[TreeNode, ...]:
+    async def tree(self, *, max_depth: int = 0, deadline: float | None = None) -> Tree:
         """The radix tree, parents before children. `max_depth` leaves out deeper nodes; 0 means all.
 
-        >>> print(len(await client.tree()))
+        >>> print(len((await client.tree()).nodes))
         """
         request = cache_pb2.DumpTreeRequest(max_depth=max_depth)
         return tree_from_proto(await self._call(self._cache.DumpTree, request, deadline))
@@ -200,6 +206,46 @@ class AsyncClient:
         request = cache_pb2.RestoreRequest()
         return int((await self._call(self._cache.Restore, request, deadline)).num_blocks)
 
+    async def explain(
+        self,
+        prompt: Prompt,
+        *,
+        public_tokens: int | None = None,
+        public_messages: int | None = None,
+        salt: str = "",
+        deadline: float | None = None,
+    ) -> Explanation:
+        """How much of a prompt is cached, and why not more. The options are those of `generate`.
+
+        >>> print((await client.explain("Once upon a time")).summary)
+        """
+        request = explain_request(
+            prompt, public_tokens=public_tokens, public_messages=public_messages, salt=salt
+        )
+        return explanation_from_proto(await self._call(self._cache.Explain, request, deadline))
+
+    def watch_events(
+        self, *, from_sequence_number: int | None = None, deadline: float | None = None
+    ) -> AsyncGenerator[CacheEvent, None]:
+        """Every change of what is cached, without end. Needs an admin.
+
+        First all that is cached now and a `StateComplete`, unless the number of the first event wanted
+        is given: one more than the last one seen. Raises OutOfRangeError when the worker does not have it
+        (any more): watch from the beginning then.
+
+        >>> async for event in client.watch_events():
+        ...     print(event.sequence_number)
+        """
+        request = cache_pb2.WatchEventsRequest(from_sequence_number=from_sequence_number)
+        return self._events(self._cache.WatchEvents, request, cache_event_from_proto, deadline)
+
+    async def reset(self, *, deadline: float | None = None) -> None:
+        """Forget everything that is cached, and all prefixes. Running requests go on. Needs an admin.
+
+        >>> await client.reset()
+        """
+        await self._call(self._cache.Reset, cache_pb2.ResetRequest(), deadline)
+
     async def health(self, *, deadline: float | None = None) -> bool:
         """True when the worker takes requests, False while it starts or drains.
 
@@ -217,12 +263,12 @@ class AsyncClient:
             raise error_from_rpc(error, address=self.address) from error
 
     async def _events(
-        self, request: inference_pb2.GenerateRequest, deadline: float | None
-    ) -> AsyncGenerator[Event, None]:
-        call = self._inference.Generate(request, timeout=self._timeout(deadline), metadata=self._metadata)
+        self, method: Callable[..., Any], request: Any, event_from: Callable[[Any], T], deadline: float | None
+    ) -> AsyncGenerator[T, None]:
+        call = method(request, timeout=self._timeout(deadline), metadata=self._metadata)
         try:
             async for response in call:
-                yield event_from_proto(response)
+                yield event_from(response)
         except grpc.RpcError as error:
             raise error_from_rpc(error, address=self.address) from error
         finally:

@@ -96,7 +96,10 @@ class Stats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeNode:
-    """One node of the radix tree: a run of tokens and their blocks."""
+    """One node of the radix tree: a run of tokens and their blocks.
+
+    Who is no admin sees public nodes and its own; of public ones nothing about their use, and no `last_used`.
+    """
 
     id: int
     parent_id: int
@@ -126,6 +129,16 @@ class SavedSnapshot:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """The radix tree, as far as the caller may see it."""
+
+    nodes: tuple[TreeNode, ...]
+    """Parents before children."""
+    num_left_out: int
+    """Nodes that were too many for one answer, the deepest ones."""
+
+
 def stats_from_proto(response: cache_pb2.GetStatsResponse) -> Stats:
     """The counts."""
     return Stats(
@@ -136,11 +149,12 @@ def stats_from_proto(response: cache_pb2.GetStatsResponse) -> Stats:
     )
 
 
-def tree_from_proto(response: cache_pb2.DumpTreeResponse) -> tuple[TreeNode, ...]:
-    """The tree's nodes, parents before children."""
-    return tuple(from_fields(TreeNode, node) for node in response.nodes)
-
-
 def saved_snapshot_from_proto(response: cache_pb2.SnapshotResponse) -> SavedSnapshot:
     """What was saved."""
     return from_fields(SavedSnapshot, response)
+
+
+def tree_from_proto(response: cache_pb2.DumpTreeResponse) -> Tree:
+    """The tree."""
+    nodes = tuple(from_fields(TreeNode, node) for node in response.nodes)
+    return Tree(nodes=nodes, num_left_out=response.num_left_out)

@@ -29,6 +29,8 @@ class PrefixCacheClientError(Exception):
         ├── UnavailableError          nobody listens, or the worker is draining or gone
         ├── DeadlineExceededError
         ├── CallCancelledError
+        ├── OutOfRangeError           the worker no longer has the events asked for
+        ├── FailedPreconditionError   the worker is not set up for this
         ├── UnimplementedError        the worker is older than this client
         └── InternalError             a fault of the worker
     """
@@ -91,6 +93,10 @@ class CallCancelledError(PrefixCacheClientError):
     """The call was cancelled."""
 
 
+class OutOfRangeError(PrefixCacheClientError):
+    """The worker does not have the events from this number on (any more); watch from the beginning."""
+
+
 class UnimplementedError(PrefixCacheClientError):
     """The worker does not know this call."""
 
@@ -107,6 +113,8 @@ _ERROR_BY_CODE: dict[grpc.StatusCode, type[PrefixCacheClientError]] = {
     grpc.StatusCode.FAILED_PRECONDITION: FailedPreconditionError,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
     grpc.StatusCode.CANCELLED: CallCancelledError,
+    grpc.StatusCode.OUT_OF_RANGE: OutOfRangeError,
+    grpc.StatusCode.FAILED_PRECONDITION: FailedPreconditionError,
     grpc.StatusCode.UNIMPLEMENTED: UnimplementedError,
 }
 

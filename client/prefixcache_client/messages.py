@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypedDict, Unpack
 
+from prefixcache.v1 import cache_pb2
 from prefixcache.v1 import inference_pb2 as pb
 
 Message = Mapping[str, str]
@@ -100,6 +101,20 @@ def generate_request(prompt: Prompt, **options: Unpack[GenerateOptions]) -> pb.G
     return request
 
 
+def explain_request(
+    prompt: Prompt, *, public_tokens: int | None, public_messages: int | None, salt: str
+) -> cache_pb2.ExplainRequest:
+    """The message that asks why a prompt is not cached. Raises as `generate_request` does."""
+    if None not in (public_tokens, public_messages):
+        raise ValueError("public_tokens and public_messages exclude each other: give one of them")
+    options = {"public_tokens": public_tokens, "public_messages": public_messages, "salt": salt}
+    given = {name: value for name, value in options.items() if value is not None}
+    request = cache_pb2.ExplainRequest()
+    _set_prompt(request, prompt)
+    _set_given(request.cache, given, *given)
+    return request
+
+
 def chat_messages(messages: str | Sequence[Message], *, system: str | None = None) -> list[Message]:
     """A conversation: a plain text is one user turn; `system`, when given, goes in front.
 
@@ -134,7 +149,7 @@ def detokenize_request(token_ids: Sequence[int], *, skip_special_tokens: bool) -
     return request
 
 
-def _set_prompt(request: pb.GenerateRequest, prompt: Prompt) -> None:
+def _set_prompt(request: pb.GenerateRequest | cache_pb2.ExplainRequest, prompt: Prompt) -> None:
     if isinstance(prompt, str):
         _set(request, "text", prompt)
         return

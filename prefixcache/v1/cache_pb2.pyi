@@ -444,7 +444,9 @@ class TreeNode(_message.Message):
     def __init__(self, id: _Optional[int] = ..., parent_id: _Optional[int] = ..., public: _Optional[bool] = ..., tenant: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_live_blocks: _Optional[int] = ..., num_readers: _Optional[int] = ..., preview: _Optional[str] = ..., last_used: _Optional[int] = ...) -> None: ...
 
 class DumpTreeResponse(_message.Message):
-    __slots__ = ("nodes",)
+    __slots__ = ("nodes", "num_left_out")
     NODES_FIELD_NUMBER: _ClassVar[int]
+    NUM_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.RepeatedCompositeFieldContainer[TreeNode]
-    def __init__(self, nodes: _Optional[_Iterable[_Union[TreeNode, _Mapping]]] = ...) -> None: ...
+    num_left_out: int
+    def __init__(self, nodes: _Optional[_Iterable[_Union[TreeNode, _Mapping]]] = ..., num_left_out: _Optional[int] = ...) -> None: ...

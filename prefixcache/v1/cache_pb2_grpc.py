@@ -163,7 +163,8 @@ class CacheServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DumpTree(self, request, context):
-        """The radix tree, parents before children.
+        """The radix tree, parents before children. A caller who is no admin gets it as if other tenants had nothing of their
+        own: public nodes are joined where only what it does not see divides them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

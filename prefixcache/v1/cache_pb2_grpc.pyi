@@ -54,7 +54,9 @@ class CacheServiceStub:
     Explain: _grpc.UnaryUnaryMultiCallable[_cache_pb2.ExplainRequest, _cache_pb2.ExplainResponse]
     """How much of a prompt is cached, and why not more. Changes nothing."""
     DumpTree: _grpc.UnaryUnaryMultiCallable[_cache_pb2.DumpTreeRequest, _cache_pb2.DumpTreeResponse]
-    """The radix tree, parents before children."""
+    """The radix tree, parents before children. A caller who is no admin gets it as if other tenants had nothing of their
+    own: public nodes are joined where only what it does not see divides them.
+    """
     GetStats: _grpc.UnaryUnaryMultiCallable[_cache_pb2.GetStatsRequest, _cache_pb2.GetStatsResponse]
     """Counts of blocks, tokens and requests of all tenants. Needs an admin."""
     WatchEvents: _grpc.UnaryStreamMultiCallable[_cache_pb2.WatchEventsRequest, _cache_pb2.WatchEventsResponse]
@@ -92,7 +94,9 @@ class CacheServiceAsyncStub(CacheServiceStub):
     Explain: _aio.UnaryUnaryMultiCallable[_cache_pb2.ExplainRequest, _cache_pb2.ExplainResponse]  # type: ignore[assignment]
     """How much of a prompt is cached, and why not more. Changes nothing."""
     DumpTree: _aio.UnaryUnaryMultiCallable[_cache_pb2.DumpTreeRequest, _cache_pb2.DumpTreeResponse]  # type: ignore[assignment]
-    """The radix tree, parents before children."""
+    """The radix tree, parents before children. A caller who is no admin gets it as if other tenants had nothing of their
+    own: public nodes are joined where only what it does not see divides them.
+    """
     GetStats: _aio.UnaryUnaryMultiCallable[_cache_pb2.GetStatsRequest, _cache_pb2.GetStatsResponse]  # type: ignore[assignment]
     """Counts of blocks, tokens and requests of all tenants. Needs an admin."""
     WatchEvents: _aio.UnaryStreamMultiCallable[_cache_pb2.WatchEventsRequest, _cache_pb2.WatchEventsResponse]  # type: ignore[assignment]
@@ -175,7 +179,9 @@ class CacheServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _cache_pb2.DumpTreeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_cache_pb2.DumpTreeResponse, _abc.Awaitable[_cache_pb2.DumpTreeResponse]]:
-        """The radix tree, parents before children."""
+        """The radix tree, parents before children. A caller who is no admin gets it as if other tenants had nothing of their
+        own: public nodes are joined where only what it does not see divides them.
+        """
 
     @_abc_1.abstractmethod
     def GetStats(

@@ -68,7 +68,7 @@ def test_real_agent_sessions_share_their_system_prompt(sessions):
             assert usage.cached_tokens + usage.computed_tokens == usage.prompt_tokens
             if i > 0:
                 assert usage.cached_tokens >= (num_system_tokens - 8) // BLOCK_SIZE * BLOCK_SIZE
-        assert sum(node.public for node in client.tree()) >= 1
+        assert sum(node.public for node in client.tree().nodes) >= 1
 
 
 def test_lru_hits_what_others_have_measured_on_a_recorded_hour():

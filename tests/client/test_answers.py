@@ -12,27 +12,37 @@ from support.fake_worker import completion, delta
 
 from prefixcache.v1 import cache_pb2, inference_pb2
 from prefixcache_client import (
+    BlocksRemoved,
+    BlocksStored,
     BlockStats,
+    CacheCleared,
     Choice,
     Completion,
     Delta,
+    Divergence,
     Event,
+    Explanation,
     FinishReason,
+    MissCause,
     ModelInfo,
     PrefixCacheClientError,
     PromptLogprobs,
     RequestStats,
     SavedSnapshot,
+    StateComplete,
     Stats,
     TierStats,
     Timing,
     TokenLogprobs,
     TokenStats,
+    Tree,
     TreeNode,
     Usage,
 )
 from prefixcache_client.answers import event_from_proto, generation_from_events, model_info_from_proto
 from prefixcache_client.cache_answers import stats_from_proto, tree_from_proto
+from prefixcache_client.cache_events import cache_event_from_proto
+from prefixcache_client.explanation import explanation_from_proto
 
 END = Completion(
     request_id="r1",
@@ -58,6 +68,8 @@ END = Completion(
         (TierStats, cache_pb2.TierStats),
         (TreeNode, cache_pb2.TreeNode),
         (SavedSnapshot, cache_pb2.SnapshotResponse),
+        (Tree, cache_pb2.DumpTreeResponse),
+        (Divergence, cache_pb2.Divergence),
     ],
 )
 def test_every_field_of_a_message_has_its_place(value: Any, message: Any) -> None:
@@ -187,9 +199,73 @@ def test_model_stats_and_tree_keep_their_values() -> None:
         )
     )
     tree = tree_from_proto(
-        cache_pb2.DumpTreeResponse(nodes=[cache_pb2.TreeNode(id=1, public=True), cache_pb2.TreeNode(id=2)])
+        cache_pb2.DumpTreeResponse(
+            nodes=[cache_pb2.TreeNode(id=1, public=True), cache_pb2.TreeNode(id=2)], num_left_out=7
+        )
     )
 
     assert (model.name, model.num_layers, model.eos_token_ids, model.device) == ("m", 30, (2, 7), "cpu")
     assert (stats.blocks.total, stats.blocks.idle, stats.tokens.cached, stats.requests.steps) == (8, 3, 5, 9)
-    assert [(node.id, node.public) for node in tree] == [(1, True), (2, False)]
+    assert [(node.id, node.public) for node in tree.nodes] == [(1, True), (2, False)]
+    assert tree.num_left_out == 7
+
+
+def test_every_cause_of_a_miss_has_its_name() -> None:
+    for name, number in cache_pb2.MissCause.items():
+        cause = explanation_from_proto(cache_pb2.ExplainResponse(cause=number)).cause
+        expected = name.removeprefix("MISS_CAUSE_") if number else "UNKNOWN"
+        assert cause.name == expected
+    assert explanation_from_proto(cache_pb2.ExplainResponse(cause=99)).cause is MissCause.UNKNOWN  # type: ignore[arg-type]
+
+
+def test_every_field_of_an_explanation_has_its_place() -> None:
+    names = {field.name for field in cache_pb2.ExplainResponse.DESCRIPTOR.fields}
+    assert {field.name for field in fields(Explanation)} == names
+    response = cache_pb2.ExplainResponse(
+        num_prompt_tokens=9,
+        num_cached_tokens=4,
+        divergence=cache_pb2.Divergence(position=4, prompt_token=0, prompt_preview="ab", cached_preview="a"),
+        summary="so",
+        held_by_tenant="b",
+    )
+    explanation = explanation_from_proto(response)
+    assert explanation.divergence == Divergence(
+        position=4, prompt_token=0, cached_token=None, prompt_preview="ab", cached_preview="a"
+    )
+    assert (explanation.num_prompt_tokens, explanation.num_cached_tokens) == (9, 4)
+    assert (explanation.summary, explanation.held_by_tenant) == ("so", "b")
+    response.divergence.cached_token = 0
+    again = explanation_from_proto(response).divergence
+    assert again is not None
+    assert again.cached_token == 0
+    assert explanation_from_proto(cache_pb2.ExplainResponse()).divergence is None
+
+
+@pytest.mark.parametrize(
+    ("value", "message", "field"),
+    [
+        (BlocksStored, cache_pb2.BlocksStored, "stored"),
+        (BlocksRemoved, cache_pb2.BlocksRemoved, "removed"),
+        (CacheCleared, cache_pb2.CacheCleared, "cleared"),
+        (StateComplete, cache_pb2.StateComplete, "state_complete"),
+    ],
+)
+def test_every_kind_of_event_has_its_class(value: Any, message: Any, field: str) -> None:
+    names = [field.name for field in message.DESCRIPTOR.fields]
+    assert [field.name for field in fields(value)] == ["sequence_number", *names]
+    response = cache_pb2.WatchEventsResponse(sequence_number=2**63, **{field: message()})
+    event = cache_event_from_proto(response)
+    assert type(event) is value
+    assert event.sequence_number == 2**63
+
+
+def test_an_event_keeps_its_values_and_an_unknown_one_is_an_error() -> None:
+    stored = cache_pb2.BlocksStored(parent_key=b"p", block_keys=[b"a", b"b"], token_ids=[1, 2], public=True)
+    response = cache_pb2.WatchEventsResponse(sequence_number=5, stored=stored)
+    assert cache_event_from_proto(response) == BlocksStored(
+        sequence_number=5, parent_key=b"p", block_keys=(b"a", b"b"), token_ids=(1, 2), public=True
+    )
+    kinds = cache_pb2.WatchEventsResponse.DESCRIPTOR.oneofs_by_name["event"].fields
+    assert len(kinds) == 4
+    with pytest.raises(PrefixCacheClientError, match="event 5 is of a kind"):
+        cache_event_from_proto(cache_pb2.WatchEventsResponse(sequence_number=5))

@@ -125,11 +125,11 @@ async def test_stats_reset_peaks_only_on_demand(both: BothClients, worker: FakeW
 async def test_tree_down_to_a_depth(both: BothClients, worker: FakeWorker) -> None:
     worker.nodes = [cache_pb2.TreeNode(id=1), cache_pb2.TreeNode(id=2, parent_id=1, tenant="acme")]
 
-    assert [(node.id, node.parent_id, node.tenant) for node in await both.call("tree")] == [
+    assert [(node.id, node.parent_id, node.tenant) for node in (await both.call("tree")).nodes] == [
         (1, 0, ""),
         (2, 1, "acme"),
     ]
-    assert len(await both.call("tree", max_depth=1)) == 1
+    assert len((await both.call("tree", max_depth=1)).nodes) == 1
 
 
 async def test_a_snapshot_is_saved_and_restored(both: BothClients, worker: FakeWorker) -> None:

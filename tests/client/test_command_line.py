@@ -265,7 +265,7 @@ class TestTree:
         worker.nodes = list(self.NODES)
         run("tree", "--max-depth", "2", "--json", "-")
 
-        nodes = json.loads(capsys.readouterr().out)
+        nodes = json.loads(capsys.readouterr().out)["nodes"]
         assert [(node["id"], node["parent_id"], node["tenant"]) for node in nodes] == [
             (1, 0, ""),
             (2, 1, "acme"),

@@ -80,7 +80,7 @@ def test_what_is_private_is_found_by_its_own_tenant_only(address, client):
         with Client(address, tenant=tenant) as own:
             assert own.generate(prompt, max_tokens=1, temperature=0).usage.cached_tokens == expected
     with Client(address, tenant="other") as other:
-        assert not any("launch code" in node.preview for node in other.tree() if node.tenant == "owner")
+        assert not any("launch code" in node.preview for node in other.tree().nodes if node.tenant == "owner")
 
 
 def test_warm_and_cold_answers_are_equal(address):
@@ -169,7 +169,7 @@ def test_several_choices_differ_and_repeat(client):
 
 def test_the_tree_shows_public_text_to_everybody(address, client):
     ask(address, "somebody", "Hello?")
-    assert any("Rule 1" in node.preview for node in client.tree() if node.public)
+    assert any("Rule 1" in node.preview for node in client.tree().nodes if node.public)
 
 
 def test_health_and_reflection(address, client):

@@ -86,6 +86,10 @@ class FakeWorker(inference_pb2_grpc.InferenceServiceServicer, cache_pb2_grpc.Cac
         self.stats = cache_pb2.GetStatsResponse()
         self.peaks_were_reset = False
         self.nodes: list[cache_pb2.TreeNode] = []
+        self.explanation = cache_pb2.ExplainResponse()
+        self.explain_requests: list[cache_pb2.ExplainRequest] = []
+        self.events: list[cache_pb2.WatchEventsResponse] = []
+        self.num_resets = 0
         self.health = HealthServicer()
 
     def __enter__(self) -> Self:
@@ -172,6 +176,32 @@ class FakeWorker(inference_pb2_grpc.InferenceServiceServicer, cache_pb2_grpc.Cac
         if self.nodes:
             abort(context, grpc.StatusCode.FAILED_PRECONDITION, "the cache is not empty")
         return cache_pb2.RestoreResponse(num_blocks=3)
+
+    def Explain(
+        self, request: cache_pb2.ExplainRequest, context: grpc.ServicerContext
+    ) -> cache_pb2.ExplainResponse:
+        """What `explanation` holds."""
+        self._note(context)
+        self.explain_requests.append(request)
+        return self.explanation
+
+    def WatchEvents(
+        self, request: cache_pb2.WatchEventsRequest, context: grpc.ServicerContext
+    ) -> Iterator[cache_pb2.WatchEventsResponse]:
+        """Those of `events` from the number on, or all of them; OUT_OF_RANGE for a later number."""
+        self._note(context)
+        number = request.from_sequence_number
+        if self.events and number > self.events[-1].sequence_number:
+            abort(context, grpc.StatusCode.OUT_OF_RANGE, f"event {number} is not there")
+        yield from (event for event in self.events if event.sequence_number >= number)
+
+    def Reset(
+        self, request: cache_pb2.ResetRequest, context: grpc.ServicerContext
+    ) -> cache_pb2.ResetResponse:
+        """Counted."""
+        self._note(context)
+        self.num_resets += 1
+        return cache_pb2.ResetResponse()
 
     def _note(self, context: grpc.ServicerContext) -> None:
         metadata = dict(context.invocation_metadata())

@@ -32,6 +32,10 @@ class NotFoundError(WorkerError):
     """What the request names does not exist, or not for this caller."""
 
 
+class SchemeError(WorkerError):
+    """The worker's scheme of keeping KV blocks cannot do this."""
+
+
 class AbortedError(WorkerError):
     """The tenant ended the request by another call."""
 

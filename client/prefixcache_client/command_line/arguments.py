@@ -236,6 +236,11 @@ def seed(value: str) -> int:
     return _integer(value, minimum=0, maximum=2**64 - 1)
 
 
+def sequence_number(value: str) -> int:
+    """An integer of at least 0 that a uint64 holds."""
+    return _integer(value, minimum=0, maximum=2**64 - 1)
+
+
 def logit_bias(value: str) -> tuple[int, float]:
     """A token id, "=" and a number."""
     token_id, _, bias = value.partition("=")

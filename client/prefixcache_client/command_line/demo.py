@@ -14,7 +14,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from prefixcache_client.answers import Delta, Event, Generation, generation_from_events
 from prefixcache_client.async_client import AsyncClient
-from prefixcache_client.cache_answers import Stats, TreeNode
+from prefixcache_client.cache_answers import Stats, Tree
 from prefixcache_client.command_line import arguments as common
 from prefixcache_client.command_line.answer_board import AnswerBoard
 from prefixcache_client.command_line.demo_policy import PUBLIC_MESSAGES, TENANTS, Tenant, conversation
@@ -38,7 +38,7 @@ class _Outcome:
     later: list[Generation]
     before: Stats
     after: Stats
-    tree: tuple[TreeNode, ...]
+    tree: Tree
     """As it was when the last of the later requests had its first token."""
 
 
@@ -143,7 +143,7 @@ async def _serve_visitors(
             visits += [_Visit(client, tenant, question) for question in tenant.questions]
         first, *others = visits
 
-        async def tree_at_the_busiest() -> tuple[TreeNode, ...]:
+        async def tree_at_the_busiest() -> Tree:
             for visit in others:
                 await visit.begun.wait()
             return await first.client.tree()

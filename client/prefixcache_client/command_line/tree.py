@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.text import Text
-from rich.tree import Tree
+from rich.tree import Tree as Drawing
 
-from prefixcache_client.cache_answers import TreeNode
+from prefixcache_client.cache_answers import Tree, TreeNode
 from prefixcache_client.command_line import arguments as common
 from prefixcache_client.command_line.output import count, printable, write_result
 
@@ -36,22 +35,22 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Draw the tree."""
     with common.connect(arguments) as client:
-        nodes = client.tree(max_depth=arguments.max_depth)
-    write_result(nodes, arguments.json, partial(draw_tree, max_depth=arguments.max_depth))
+        tree = client.tree(max_depth=arguments.max_depth)
+    write_result(tree, arguments.json, partial(draw_tree, max_depth=arguments.max_depth))
     return 0
 
 
-def draw_tree(nodes: Sequence[TreeNode], *, max_depth: int = 0) -> Tree:
-    """The tree with one line per node. `max_depth` is where `nodes` were cut off; 0: nowhere.
-
-    Requires: parents before their children. O(nodes).
-    """
+def draw_tree(tree: Tree, *, max_depth: int = 0) -> Drawing:
+    """The tree with one line per node. `max_depth` is where it was cut off; 0: nowhere. O(nodes)."""
+    nodes = tree.nodes
     now = max((node.last_used for node in nodes), default=0)
     num_blocks = sum(node.num_blocks for node in nodes)
     title = f"root: {count(len(nodes), 'node')}, {count(num_blocks, 'block')}"
     if max_depth:
         title += f"; nodes below level {max_depth} are left out"
-    root = Tree(Text(title, style="bold"))
+    if tree.num_left_out:
+        title += f"; {count(tree.num_left_out, 'node')} more are left out, see --max-depth"
+    root = Drawing(Text(title, style="bold"))
     branches = {0: root}
     for node in nodes:
         branches[node.id] = branches[node.parent_id].add(_label(node, now))
@@ -64,7 +63,9 @@ def _label(node: TreeNode, now: int) -> Text:
     label.append(f"  {count(node.num_tokens, 'token')} in {count(node.num_blocks, 'block')}")
     if node.num_readers:
         label.append(f", {count(node.num_readers, 'reader')}", style="bold")
-    label.append(f", {count(now - node.last_used, 'use')} ago", style="dim")  # the clock ticks once per use
+    if node.last_used:  # else we may not know
+        uses = count(now - node.last_used, "use")  # the clock ticks once per use
+        label.append(f", {uses} ago", style="dim")
     if node.preview:
         label.append(f"  {printable(' '.join(node.preview.split()))}", style="italic")
     return label

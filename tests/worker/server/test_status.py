@@ -11,13 +11,14 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
-from prefixcache import NotPublisherError, OutOfBlocksError, QuotaExceededError
+from prefixcache import EventGapError, NotPublisherError, OutOfBlocksError, QuotaExceededError
 from prefixcache_worker.errors import (
     DuplicateRequestError,
     EngineStoppedError,
     InvalidRequestError,
     QueueFullError,
     RateLimitedError,
+    SchemeError,
     TooManyRequestsError,
 )
 from prefixcache_worker.server.status import (
@@ -71,13 +72,20 @@ def details_of(error: Exception) -> dict[str, object]:
             "TOO_MANY_REQUESTS",
         ),
         (NotPublisherError("no"), grpc.StatusCode.PERMISSION_DENIED, "NOT_PUBLISHER"),
+        (SchemeError("no"), grpc.StatusCode.FAILED_PRECONDITION, "SCHEME"),
+        (
+            EventGapError(wanted=3, oldest=5, next_sequence_number=9),
+            grpc.StatusCode.OUT_OF_RANGE,
+            "EVENTS_GONE",
+        ),
         (EngineStoppedError("stopping"), grpc.StatusCode.UNAVAILABLE, "ENGINE_STOPPED"),
     ],
 )
 def test_a_known_error_has_its_code_sentence_and_reason(error: Exception, code: grpc.StatusCode, reason: str):
     status = status_from_error(error)
     info = details_of(error)["ErrorInfo"]
-    assert (status.code, status.message) == (code.value[0], str(error))
+    sentence = STATUS_BY_ERROR[type(error)].sentence or str(error)
+    assert (status.code, status.message) == (code.value[0], sentence)
     assert info == error_details_pb2.ErrorInfo(reason=reason, domain="prefixcache")
 
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-from prefixcache import BlockCopy, BlockId, CacheStats, Match, Namespace, NodeDump, PrefixCache, TokenIds
+from prefixcache import (
+    BlockCopy,
+    BlockId,
+    CacheStats,
+    EventLog,
+    Match,
+    Namespace,
+    NodeDump,
+    PrefixCache,
+    TokenIds,
+    TreeView,
+)
 from prefixcache.block_pool import OnFree
 from prefixcache_worker.engine.unshared_cache import UnsharedCache
 
@@ -68,6 +79,9 @@ class CacheScheme(Protocol[HandleT]):
     def release(self, handle: HandleT) -> None: ...
     def stats(self) -> CacheStats: ...
     def dump(self, max_depth: int = 0) -> list[NodeDump]: ...
+    def view(
+        self, tenant: str | None = None, *, max_depth: int = 0, max_nodes: int | None = None
+    ) -> TreeView: ...
     def check(self) -> None: ...
 
 
@@ -77,15 +91,17 @@ def make_cache(
     num_blocks: int,
     block_size: int,
     max_total_tokens: int,
+    events: EventLog | None = None,
     on_free: OnFree | None = None,
 ) -> CacheScheme[Any]:
     """The bookkeeping of a scheme that `--scheme` may name, over an empty pool.
 
-    `max_total_tokens`, the most that a sequence can have, is what `contiguous` reserves for each.
+    `max_total_tokens`, the most that a sequence can have, is what `contiguous` reserves for each. `events`
+    hears of what is cached, which is nothing where nothing is shared.
     """
     match scheme:
         case "shared":
-            return PrefixCache(num_blocks=num_blocks, block_size=block_size, on_free=on_free)
+            return PrefixCache(num_blocks=num_blocks, block_size=block_size, events=events, on_free=on_free)
         case "paged":
             return UnsharedCache(num_blocks=num_blocks, block_size=block_size, on_free=on_free)
         case "contiguous":

@@ -18,6 +18,7 @@ from prefixcache import (
     OutOfBlocksError,
     PendingCopiesError,
     TokenIds,
+    TreeView,
     pack_tokens,
 )
 from prefixcache.block_pool import BlockPool, OnFree
@@ -198,6 +199,12 @@ class UnsharedCache:
     def dump(self, max_depth: int = 0) -> list[NodeDump]:
         """No tree, no nodes."""
         return []
+
+    def view(
+        self, tenant: str | None = None, *, max_depth: int = 0, max_nodes: int | None = None
+    ) -> TreeView:
+        """Nothing: there is no tree."""
+        return TreeView([], 0)
 
     def check(self) -> None:
         """Raise AssertionError if an invariant is broken. For tests. O(blocks)."""

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from prefixcache import PrefixCache
 from prefixcache_worker.attention.approximation import Approximation
 from prefixcache_worker.attention.backend import AttentionBackend, choose_backend
 from prefixcache_worker.attention.block_summaries import BlockSummaries
@@ -24,6 +25,7 @@ from prefixcache_worker.config import WorkerConfig, format_memory
 from prefixcache_worker.engine.cache_scheme import make_cache
 from prefixcache_worker.engine.engine import Engine, EngineConfig
 from prefixcache_worker.engine.engine_loop import EngineLoop
+from prefixcache_worker.engine.event_feed import EventFeed, new_event_log
 from prefixcache_worker.engine.request_stream import ReaderLimits
 from prefixcache_worker.errors import ConfigError
 from prefixcache_worker.model.linear import products_are_batch_invariant
@@ -80,6 +82,8 @@ class Worker:
     pool_size: PoolSize
     snapshots: SnapshotKeeper | None
     """None where nothing is saved."""
+    event_feed: EventFeed | None
+    """None where nothing is shared."""
 
 
 def build_worker(config: WorkerConfig) -> Worker:
@@ -128,6 +132,7 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
     kv_store = _allocate_pool(loaded, shape, config, kv_format, pool_size)
     attention = choose_backend(config.attention, kv_store)
     model = _made_ready(model, kv_store, attention, config, context_length)
+    event_log = new_event_log()
     engine = Engine(
         model=model,
         cache=make_cache(
@@ -135,6 +140,7 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
             num_blocks=pool_size.num_blocks,
             block_size=config.block_size,
             max_total_tokens=context_length,
+            events=event_log,
         ),
         kv_store=kv_store,
         token_bytes=loaded.tokenizer.token_bytes,
@@ -186,7 +192,16 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
             interval_seconds=config.snapshot_seconds,
             stop_seconds=config.snapshot_stop_seconds,
         )
-    return Worker(engine_loop=engine_loop, model=served, pool_size=pool_size, snapshots=keeper)
+    event_feed = None
+    if isinstance(engine.cache, PrefixCache):
+        event_feed = EventFeed(engine_loop, engine.cache, event_log)
+    return Worker(
+        engine_loop=engine_loop,
+        model=served,
+        pool_size=pool_size,
+        event_feed=event_feed,
+        snapshots=keeper,
+    )
 
 
 def _restored(

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
 
 import grpc
 
-from prefixcache import NodeDump
+from prefixcache import PrefixCache
 from prefixcache.v1 import cache_pb2, cache_pb2_grpc
+from prefixcache_worker.engine.engine import Engine
 from prefixcache_worker.engine.engine_loop import EngineLoop
-from prefixcache_worker.errors import SnapshotsOffError
-from prefixcache_worker.model.tokenizer import Tokenizer
+from prefixcache_worker.engine.event_feed import EventFeed
+from prefixcache_worker.errors import SchemeError, SnapshotsOffError
 from prefixcache_worker.server.access import Access
 from prefixcache_worker.server.caller import Role
+from prefixcache_worker.server.event_messages import event_to_proto
+from prefixcache_worker.server.explanation import explanation_to_proto
 from prefixcache_worker.server.grpc_call import authorised
 from prefixcache_worker.server.served_model import ServedModel
+from prefixcache_worker.server.tree_answer import MAX_TREE_NODES, tree_to_proto
+from prefixcache_worker.server.validation.explain import explain_query_from_proto
 from prefixcache_worker.snapshots.snapshot_keeper import SnapshotKeeper
 
-PREVIEW_TOKENS = 24
+NOTHING_SHARED = "this worker shares nothing, so there is no cache to look into; use one with --scheme shared"
+
+logger = logging.getLogger(__name__)
 
 
 class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
@@ -32,12 +40,14 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         engine_loop: EngineLoop,
         model: ServedModel,
         access: Access,
+        event_feed: EventFeed | None = None,
         snapshots: SnapshotKeeper | None = None,
     ) -> None:
         self._engine_loop = engine_loop
         self._model = model
         self._access = access
         self._snapshots = snapshots
+        self._event_feed = event_feed
 
     async def GetStats(
         self,
@@ -59,10 +69,16 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         context: grpc.aio.ServicerContext[Any, cache_pb2.DumpTreeResponse],
     ) -> cache_pb2.DumpTreeResponse:
         async with authorised(context, self._access) as caller:
-            nodes = await self._engine_loop.call(lambda engine: engine.cache.dump(request.max_depth))
+            view = await self._engine_loop.call(
+                lambda engine: engine.cache.view(
+                    None if caller.is_admin else caller.tenant,
+                    max_depth=request.max_depth,
+                    max_nodes=MAX_TREE_NODES,
+                )
+            )
             # Off the event loop: a large tree's previews take long enough to hold up the streams.
             return await asyncio.to_thread(
-                tree_to_proto, nodes, tenant=caller.tenant, tokenizer=self._model.tokenizer
+                tree_to_proto, view, tenant=caller.tenant, tokenizer=self._model.tokenizer
             )
 
     async def Snapshot(
@@ -84,33 +100,66 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
             caller.require(Role.ADMIN, "Restore")
             return cache_pb2.RestoreResponse(num_blocks=await required(self._snapshots).restore())
 
+    async def Explain(
+        self,
+        request: cache_pb2.ExplainRequest,
+        context: grpc.aio.ServicerContext[Any, cache_pb2.ExplainResponse],
+    ) -> cache_pb2.ExplainResponse:
+        async with authorised(context, self._access) as caller:
+            query = await asyncio.to_thread(
+                explain_query_from_proto, request, caller=caller, model=self._model
+            )
+            explanation = await self._engine_loop.call(
+                lambda engine: prefix_cache(engine).explain(
+                    query.tokens,
+                    query.namespace,
+                    num_public_tokens=query.num_public_tokens,
+                    tells_of_others=caller.is_admin,
+                )
+            )
+            return explanation_to_proto(
+                explanation,
+                query.tokens,
+                tells_of_others=caller.is_admin,
+                tokenizer=self._model.tokenizer,
+            )
+
+    # Like Generate a coroutine that writes, so that a watcher that goes away ends it at once.
+    async def WatchEvents(  # type: ignore[override]
+        self,
+        request: cache_pb2.WatchEventsRequest,
+        context: grpc.aio.ServicerContext[Any, cache_pb2.WatchEventsResponse],
+    ) -> None:
+        async with authorised(context, self._access) as caller:
+            caller.require(Role.ADMIN, "WatchEvents")
+            if self._event_feed is None:
+                raise SchemeError(NOTHING_SHARED)
+            number = request.from_sequence_number if request.HasField("from_sequence_number") else None
+            async with aclosing(self._event_feed.watch(number)) as events:
+                async for event in events:
+                    await context.write(event_to_proto(event))
+
+    async def Reset(
+        self,
+        request: cache_pb2.ResetRequest,
+        context: grpc.aio.ServicerContext[Any, cache_pb2.ResetResponse],
+    ) -> cache_pb2.ResetResponse:
+        async with authorised(context, self._access) as caller:
+            caller.require(Role.ADMIN, "Reset")
+            await self._engine_loop.call(lambda engine: prefix_cache(engine).reset())
+            logger.info("%s has reset the cache", caller.tenant)
+            return cache_pb2.ResetResponse()
+
+
+def prefix_cache(engine: Engine) -> PrefixCache:
+    """The engine's cache. Raises SchemeError where nothing is shared."""
+    if not isinstance(engine.cache, PrefixCache):
+        raise SchemeError(NOTHING_SHARED)
+    return engine.cache
+
 
 def required(snapshots: SnapshotKeeper | None) -> SnapshotKeeper:
     """Raises SnapshotsOffError when there is none."""
     if snapshots is None:
         raise SnapshotsOffError("the worker has no place for snapshots; start it with --snapshot FOLDER")
     return snapshots
-
-
-def tree_to_proto(
-    nodes: Sequence[NodeDump], *, tenant: str, tokenizer: Tokenizer
-) -> cache_pb2.DumpTreeResponse:
-    """The same nodes in the same order. Text only of public nodes and those of `tenant`. O(nodes)."""
-    response = cache_pb2.DumpTreeResponse()
-    for node in nodes:
-        preview = ""
-        if node.public or node.tenant == tenant:
-            preview = tokenizer.decode(list(node.token_ids[:PREVIEW_TOKENS]), skip_special_tokens=False)
-        response.nodes.add(
-            id=node.id,
-            parent_id=node.parent_id,
-            public=node.public,
-            tenant=node.tenant,
-            num_tokens=len(node.token_ids),
-            num_blocks=len(node.block_ids),
-            num_live_blocks=node.num_live_blocks,
-            num_readers=node.num_readers,
-            preview=preview,
-            last_used=node.last_used,
-        )
-    return response

@@ -100,6 +100,7 @@ class Service:
                 model=worker.model,
                 access=self._access,
                 snapshots=worker.snapshots,
+                event_feed=worker.event_feed,
             ),
             self._server,
         )
@@ -126,6 +127,8 @@ class Service:
             await self._worker.engine_loop.stop(drain_seconds=drain_seconds)
             if self._worker.snapshots is not None and not self._worker.engine_loop.is_broken:
                 await self._worker.snapshots.stop()
+            if self._worker.event_feed is not None:
+                self._worker.event_feed.close()
         await self._server.stop(FLUSH_SECONDS)
 
 

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from prefixcache import NotPublisherError, OutOfBlocksError, QuotaExceededError
+from prefixcache import EventGapError, NotPublisherError, OutOfBlocksError, QuotaExceededError
 from prefixcache_worker.errors import (
     AbortedError,
     CacheNotEmptyError,
@@ -28,6 +28,7 @@ from prefixcache_worker.errors import (
     PermissionDeniedError,
     QueueFullError,
     RateLimitedError,
+    SchemeError,
     SlowReaderError,
     SnapshotFailedError,
     SnapshotsOffError,
@@ -50,6 +51,8 @@ class StatusRow(NamedTuple):
     """`ErrorInfo.reason`: for programs, stable between releases."""
     is_quota: bool = False
     """Whether a bound of the error's `tenant` was met: then a QuotaFailure names it."""
+    sentence: str | None = None
+    """What is said instead of the error's own sentence, whose figures are of all tenants together."""
 
 
 STATUS_BY_ERROR: dict[type[Exception], StatusRow] = {
@@ -61,16 +64,27 @@ STATUS_BY_ERROR: dict[type[Exception], StatusRow] = {
     AbortedError: StatusRow(grpc.StatusCode.CANCELLED, "ABORTED"),
     DeadlineExceededError: StatusRow(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
     SlowReaderError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_READER"),
-    QueueFullError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
+    QueueFullError: StatusRow(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "QUEUE_FULL",
+        sentence="the worker has as many requests, or prompt tokens that wait, as it takes; try again later",
+    ),
     RateLimitedError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "RATE_LIMITED", is_quota=True),
     TooManyRequestsError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_REQUESTS", is_quota=True),
-    OutOfBlocksError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "OUT_OF_BLOCKS"),
+    OutOfBlocksError: StatusRow(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "OUT_OF_BLOCKS",
+        sentence="the KV pool has no room for this request, whoever gives way; send a shorter prompt, ask "
+        "for fewer answers, or try again later",
+    ),
     QuotaExceededError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", is_quota=True),
     NotPublisherError: StatusRow(grpc.StatusCode.PERMISSION_DENIED, "NOT_PUBLISHER"),
     SnapshotsOffError: StatusRow(grpc.StatusCode.FAILED_PRECONDITION, "SNAPSHOTS_OFF"),
     CacheNotEmptyError: StatusRow(grpc.StatusCode.FAILED_PRECONDITION, "CACHE_NOT_EMPTY"),
     SnapshotFailedError: StatusRow(grpc.StatusCode.FAILED_PRECONDITION, "SNAPSHOT_FAILED"),
     NotFiniteError: StatusRow(grpc.StatusCode.INTERNAL, "NOT_FINITE"),
+    SchemeError: StatusRow(grpc.StatusCode.FAILED_PRECONDITION, "SCHEME"),
+    EventGapError: StatusRow(grpc.StatusCode.OUT_OF_RANGE, "EVENTS_GONE"),
     EngineStoppedError: StatusRow(grpc.StatusCode.UNAVAILABLE, "ENGINE_STOPPED"),
 }
 _UNEXPECTED = StatusRow(grpc.StatusCode.INTERNAL, "INTERNAL_ERROR")
@@ -84,7 +98,7 @@ def row_of(error: Exception) -> StatusRow:
 def status_from_error(error: Exception) -> status_pb2.Status:
     """Code, sentence and details of an error. An error outside the table shows nothing of itself."""
     row = row_of(error)
-    sentence = str(error)
+    sentence = row.sentence or str(error)
     if row is _UNEXPECTED:
         sentence = "the worker failed at this request; its log says where"
     details: list[Message] = [error_details_pb2.ErrorInfo(reason=row.reason, domain=ERROR_DOMAIN)]

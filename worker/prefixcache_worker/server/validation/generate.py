@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 
-from prefixcache.v1 import inference_pb2
+from prefixcache.v1 import cache_pb2, inference_pb2
 from prefixcache_worker.engine.request import Request, SamplingParams, StopConditions
 from prefixcache_worker.server.caller import Caller
 from prefixcache_worker.server.served_model import ServedModel
@@ -64,7 +64,7 @@ def request_from_proto(
         f"{priority} is not in {-MAX_PRIORITY} to {MAX_PRIORITY}",
     )
     _check_priorities(message, caller.limits)
-    _check_cache_options(message)
+    check_cache_options(message)
     token_ids = prompt_token_ids(message, model)
     return Request(
         request_id=request_id or uuid.uuid4().hex,
@@ -191,7 +191,8 @@ def _check_priorities(message: inference_pb2.GenerateRequest, limits: TenantLimi
         )
 
 
-def _check_cache_options(message: inference_pb2.GenerateRequest) -> None:
+def check_cache_options(message: inference_pb2.GenerateRequest | cache_pb2.ExplainRequest) -> None:
+    """What can be said of `message.cache` before the prompt is tokenised."""
     options = message.cache
     require(options.mode in _CacheMode.values(), "cache.mode", f"{options.mode} is not a known mode")
     checked_salt(options.salt, "cache.salt")

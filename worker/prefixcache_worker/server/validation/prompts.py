@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prefixcache.v1 import inference_pb2
+from prefixcache.v1 import cache_pb2, inference_pb2
 from prefixcache_worker.errors import InvalidRequestError
 from prefixcache_worker.server.served_model import ServedModel
 from prefixcache_worker.server.validation.bounds import known_ids, require
@@ -36,7 +36,9 @@ def token_ids_from_detokenize(message: inference_pb2.DetokenizeRequest, *, model
 
 
 def num_public_tokens(
-    message: inference_pb2.GenerateRequest, token_ids: Sequence[int], model: ServedModel
+    message: inference_pb2.GenerateRequest | cache_pb2.ExplainRequest,
+    token_ids: Sequence[int],
+    model: ServedModel,
 ) -> int:
     """How many tokens of a prompt the message declares public."""
     options = message.cache
@@ -56,7 +58,9 @@ def num_public_tokens(
     return 0
 
 
-def prompt_token_ids(message: inference_pb2.GenerateRequest, model: ServedModel) -> list[int]:
+def prompt_token_ids(
+    message: inference_pb2.GenerateRequest | cache_pb2.ExplainRequest, model: ServedModel
+) -> list[int]:
     """The ids of a prompt, at least one and one less than the context takes."""
     field_name = message.WhichOneof("prompt")
     match field_name:
