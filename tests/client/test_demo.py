@@ -196,7 +196,7 @@ class TestOwnWorker:
         )
 
         assert done.returncode == 1
-        assert done.stderr == "prefixcache: got: --address 127.0.0.1:0 --kv-blocks 64\n"
+        assert done.stderr == "prefixcache: got: --address 127.0.0.1:0 --trust-tenant-header --kv-blocks 64\n"
 
 
 class TestAnswerBoard:

@@ -57,12 +57,13 @@ async def test_b69_health_and_abort_are_answered_while_every_slot_is_busy():
     """Four slots with long answers, a fifth request waits; the abort of one lets it start."""
     model = GatedModel(scripted())
     async with served(loaded(model), max_running=4) as worker:
-        calls = [
-            worker.generate(greedy_request(stream("abcd"[i], 20), 4000, request_id=str(i))) for i in range(4)
-        ]
-        model.allow(4)
-        for call in calls:
-            await call.read()
+        calls = []
+        for number in range(4):
+            calls.append(
+                worker.generate(greedy_request(stream("abcd"[number], 20), 4000, request_id=str(number)))
+            )
+            model.allow(2)  # the step that began before it came, and its own
+            await calls[-1].read()
         fifth = worker.generate(greedy_request(stream("e", 20), 2))
         assert await worker.health() == health_pb2.HealthCheckResponse.SERVING
         assert await abort(worker, "2", tenant="another") is False

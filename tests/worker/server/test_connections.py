@@ -107,7 +107,7 @@ async def test_a_large_request_is_counted_until_its_call_ends(monkeypatch: pytes
         await rest_of(second)
         assert await second.code() is grpc.StatusCode.OK
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "bytes of large requests" in (error.details() or "")
+    assert "as many requests" in (error.details() or "")
     assert intake._num_large_bytes == 0
 
 

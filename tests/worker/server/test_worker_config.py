@@ -55,6 +55,9 @@ SAMPLE_TEXT = {
     "drain_seconds": "1.5",
     "max_connection_age": "3600",
     "connection_age_grace": "60",
+    "snapshot": "snapshots",
+    "snapshot_seconds": "60",
+    "snapshot_stop_seconds": "5",
 }
 
 
