@@ -29,7 +29,8 @@ from prefixcache_worker.server.validation.generate import request_from_proto
 from prefixcache_worker.server.validation.prompts import token_ids_from_detokenize, token_ids_from_tokenize
 
 LONG_MESSAGE_BYTES = 4096
-"""Messages up to this size are tokenised at once (about a millisecond), longer ones in a thread."""
+"""Messages up to this size are tokenised at once (about a millisecond), longer ones in a thread, and those
+with a constraint to compile."""
 
 _FINISH_REASONS = {
     None: inference_pb2.FINISH_REASON_UNSPECIFIED,
@@ -197,7 +198,8 @@ def _logprobs_to_proto(score: TokenLogprobs | None) -> inference_pb2.TokenLogpro
 
 
 async def _off_loop(function: Callable[[_MessageT], _ResultT], message: _MessageT) -> _ResultT:
-    """Call `function`, in a thread when the message is long: a long text must not hold up other streams."""
-    if message.ByteSize() <= LONG_MESSAGE_BYTES:
+    """Call `function`, in a thread when it may take long: it must not hold up other streams."""
+    has_constraint = isinstance(message, inference_pb2.GenerateRequest) and message.HasField("constraint")
+    if message.ByteSize() <= LONG_MESSAGE_BYTES and not has_constraint:
         return function(message)
     return await asyncio.to_thread(function, message)
