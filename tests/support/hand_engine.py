@@ -15,8 +15,8 @@ from prefixcache_worker.attention.backend import choose_backend
 from prefixcache_worker.attention.calibration import calibrate
 from prefixcache_worker.attention.kv_format import FP32, KvFormat
 from prefixcache_worker.attention.kv_store import KvStore
+from prefixcache_worker.constraint.constraint import Constraint
 from prefixcache_worker.engine.cache_scheme import make_cache
-from prefixcache_worker.engine.constraint import Constraint
 from prefixcache_worker.engine.engine import Engine, EngineConfig, Output
 from prefixcache_worker.engine.request import (
     Completion,

@@ -6,7 +6,7 @@ from tokenizers import AddedToken, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
-from prefixcache_worker.engine.constraint_compiler import ConstraintCompiler
+from prefixcache_worker.constraint.compiler import ConstraintCompiler
 from prefixcache_worker.model.chat_template import ChatTemplate
 from prefixcache_worker.model.config import ModelConfig
 from prefixcache_worker.model.loader import LoadedModel

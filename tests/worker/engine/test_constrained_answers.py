@@ -11,7 +11,7 @@ from support.hand_engine import GREEDY, HandEngine, stream
 from support.tiny_loaded_model import EOS_ID, byte_tokenizer, constraint_compiler
 from support.tiny_model import tiny_decoder
 
-from prefixcache_worker.engine.constraint import Constraint
+from prefixcache_worker.constraint.constraint import Constraint
 from prefixcache_worker.engine.request import FinishReason, SamplingParams
 from prefixcache_worker.model.scripted_model import ScriptedModel
 

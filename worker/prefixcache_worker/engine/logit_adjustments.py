@@ -8,7 +8,7 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 import torch
 
-from prefixcache_worker.engine.constraint import ConstraintState
+from prefixcache_worker.constraint.constraint import ConstraintState
 from prefixcache_worker.engine.sampling_state import SamplingState
 
 LEAST_LOGIT = -1e30

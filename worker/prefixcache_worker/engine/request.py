@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from prefixcache import Namespace
-from prefixcache_worker.engine.constraint import Constraint
+from prefixcache_worker.constraint.constraint import Constraint
 
 MIN_TEMPERATURE = 1e-5
 """Anything colder is greedy: dividing by less would make nothing of differences, and then overflow."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
-from prefixcache_worker.engine.constraint import ConstraintState
+from prefixcache_worker.constraint.constraint import ConstraintState
 from prefixcache_worker.engine.random_numbers import choice_key, uniform
 from prefixcache_worker.engine.request import SamplingParams
 from prefixcache_worker.engine.token_counts import TokenCounts

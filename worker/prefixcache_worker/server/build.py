@@ -21,8 +21,8 @@ from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.attention.layout import LayoutOrder
 from prefixcache_worker.attention.sparse import SparseReads
 from prefixcache_worker.config import WorkerConfig, format_memory
+from prefixcache_worker.constraint.compiler import ConstraintCompiler
 from prefixcache_worker.engine.cache_scheme import make_cache
-from prefixcache_worker.engine.constraint_compiler import ConstraintCompiler
 from prefixcache_worker.engine.engine import Engine, EngineConfig
 from prefixcache_worker.engine.engine_loop import EngineLoop
 from prefixcache_worker.errors import ConfigError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prefixcache_worker.engine.constraint_compiler import ConstraintCompiler
+from prefixcache_worker.constraint.compiler import ConstraintCompiler
 from prefixcache_worker.model.chat_template import ChatTemplate
 from prefixcache_worker.model.model import AttentionShape
 from prefixcache_worker.model.tokenizer import Tokenizer

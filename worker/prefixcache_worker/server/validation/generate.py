@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Mapping
 
 from prefixcache.v1 import inference_pb2
-from prefixcache_worker.engine.constraint import Constraint
+from prefixcache_worker.constraint.constraint import Constraint
 from prefixcache_worker.engine.request import Request, SamplingParams, StopConditions
 from prefixcache_worker.errors import InvalidRequestError
 from prefixcache_worker.server.caller import Caller

@@ -20,7 +20,7 @@ class Constraint:
     """At the rule's beginning; it is copied, never advanced."""
     eos_token_ids: tuple[int, ...]
     end_id: int
-    """What stands for the end of the text in the matcher: no token of the model, but the id behind them."""
+    """What stands for the end of the text in the matcher: no token of the model."""
 
     def start(self, *, ignore_eos: bool = False) -> ConstraintState:
         """The state of a choice without tokens. With `ignore_eos` end-of-text tokens are never allowed."""
