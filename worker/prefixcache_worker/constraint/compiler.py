@@ -44,6 +44,9 @@ class ConstraintCompiler:
         except GrammarError as error:
             raise InvalidRequestError(field_name, f"cannot be used: {error}") from None
         constraint = Constraint(field_name, matcher, self._eos_token_ids, self._end_id)
-        if constraint.start().is_complete:
+        start = constraint.start()
+        if start.error:
+            raise InvalidRequestError(field_name, f"cannot be used: {start.error}")
+        if start.is_complete:
             raise InvalidRequestError(field_name, "allows nothing but an empty answer")
         return constraint

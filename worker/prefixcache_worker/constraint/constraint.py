@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from llguidance import LLMatcher
 
+from prefixcache_worker.constraint.grammar import first_line
+
 WORD_BITS = 32
 
 
@@ -51,7 +53,7 @@ class ConstraintState:
 
     def _look_ahead(self) -> None:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32).copy()
-        self.error = self._matcher.get_error()
+        self.error = first_line(self._matcher.get_error())
         """Why nobody can tell what may follow; "" if it is known."""
         may_end = not self.error and self._matcher.is_accepting()
         for token_id in (self._end_id, *self._eos_token_ids):

@@ -16,8 +16,8 @@ MAX_REASON_LENGTH = 200
 JSON_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,20}"
 """Room for an indented text, and none for a model that adds line breaks for ever."""
 ANY_SPLIT = '\n%llguidance {"no_forcing": true}'
-"""Text that has no alternative may come in any tokens that make it up. Else a tokenizer would choose them, and the
-one that a model has may put in characters of its own."""
+"""Text without an alternative may come in any tokens that make it up. Else a tokenizer would choose them, and
+that of a model may put in characters of its own."""
 LIMITS = LLParserLimits(
     max_items_in_row=1_000,
     initial_lexer_fuel=1_000_000,
@@ -32,6 +32,11 @@ LIMITS = LLParserLimits(
 
 class GrammarError(ValueError):
     """A rule that cannot be used. The message is one short sentence without an end."""
+
+
+def first_line(reason: str) -> str:
+    """What llguidance says of an error, without what may follow of the rule itself."""
+    return reason.strip().split("\n", 1)[0][:MAX_REASON_LENGTH]
 
 
 class Vocabulary(NamedTuple):
@@ -59,13 +64,13 @@ def compile_rule(index: LLTokenizer, kind: str, text: str) -> LLMatcher:
     try:
         lark = _LARK_BY_KIND[kind](text)
     except ValueError as error:
-        raise GrammarError(_first_line(str(error))) from None
+        raise GrammarError(first_line(str(error))) from None
     matcher = LLMatcher(index, LLMatcher.grammar_from_lark(lark + ANY_SPLIT), log_level=0, limits=LIMITS)
     if matcher.is_error():
-        raise GrammarError(_first_line(matcher.get_error()))
+        raise GrammarError(first_line(matcher.get_error()))
     matcher.compute_bitmask()
     if matcher.is_error():
-        raise GrammarError(f"no token can come first ({_first_line(matcher.get_error())})")
+        raise GrammarError(f"no token can come first ({first_line(matcher.get_error())})")
     return matcher
 
 
@@ -98,7 +103,3 @@ class _Tokens:
 
     def __call__(self, text: str | bytes) -> list[int]:
         raise NotImplementedError("nothing is tokenised: see ANY_SPLIT")
-
-
-def _first_line(reason: str) -> str:
-    return reason.strip().split("\n", 1)[0][:MAX_REASON_LENGTH]

@@ -40,15 +40,16 @@ class TrialProcess:
 
     def _ask(self, kind: str, text: str) -> str:
         if self._running is None or self._running.process.poll() is not None:
-            self._running = self._start()
+            self._end()
+            self._start()
+        assert self._running is not None
         try:
             return self._running.ask((kind, text))
         except _DIED:
-            self._running.end()
-            self._running = None
+            self._end()
         return "it takes too much time or memory to compile, or is nested too deeply"
 
-    def _start(self) -> _Running:
+    def _start(self) -> None:
         ours, theirs = Pipe()
         with theirs:
             command = [sys.executable, "-m", "prefixcache_worker.constraint.trial", str(theirs.fileno())]
@@ -59,13 +60,18 @@ class TrialProcess:
                 stderr=subprocess.DEVNULL,  # where it would show pieces of the rule
                 start_new_session=True,
             )
-        running = _Running(ours, process)
-        weakref.finalize(self, running.end)
+        self._running = _Running(ours, process)
+        self._finalizer = weakref.finalize(self, self._running.end)
         try:
-            running.ask(self._vocabulary)
+            self._running.ask(self._vocabulary)
         except _DIED as error:
+            self._end()
             raise RuntimeError("the process that tries rules out does not start") from error
-        return running
+
+    def _end(self) -> None:
+        if self._running is not None:
+            self._finalizer()
+            self._running = None
 
 
 class _Running(NamedTuple):
@@ -73,6 +79,7 @@ class _Running(NamedTuple):
     process: subprocess.Popen[bytes]
 
     def ask(self, question: object) -> str:
+        """Its answer. Raises one of _DIED when none comes."""
         self.connection.send(question)
         if not self.connection.poll(ANSWER_SECONDS):
             raise TimeoutError

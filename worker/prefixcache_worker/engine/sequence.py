@@ -178,7 +178,7 @@ class Sequence:
             return None
         return InvalidRequestError(
             constraint.field_name,
-            f"cannot be followed beyond the token {self.num_output_tokens} of the answer: {state.error}",
+            f"cannot be followed beyond token {self.num_output_tokens} of the answer: {state.error}",
         )
 
     @property
