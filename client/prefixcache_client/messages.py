@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypedDict, Unpack
@@ -14,6 +15,8 @@ Message = Mapping[str, str]
 
 Prompt = str | Sequence[int] | Sequence[Message]
 """Plain text, token ids, or a conversation (oldest turn first)."""
+
+_RULES = ("json_schema", "regex", "grammar")
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -51,6 +54,12 @@ class GenerateOptions(TypedDict, total=False):
     """At least this many tokens per answer. Default 0."""
     ignore_eos: bool
     """Go on past the model's end-of-text token. Default False."""
+    json_schema: str | Mapping[str, Any]
+    """Answer with a JSON text that this JSON Schema holds for: the schema's own JSON text, or its value."""
+    regex: str
+    """Answer with a text that all of this regular expression matches."""
+    grammar: str
+    """Answer with a text of this context-free grammar, in Lark's notation, from its rule `start` on."""
     logprobs: int
     """Tell the log-probability of each output token and of so many of the likeliest in its place, 0 to 20."""
     prompt_logprobs: int
@@ -82,6 +91,8 @@ def generate_request(prompt: Prompt, **options: Unpack[GenerateOptions]) -> pb.G
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if "public_tokens" in given and "public_messages" in given:
         raise ValueError("public_tokens and public_messages exclude each other: give one of them")
+    if len(given.keys() & _RULES) > 1:
+        raise ValueError("json_schema, regex and grammar exclude each other: give one of them")
     request = pb.GenerateRequest()
     _set_prompt(request, prompt)
     _set_given(request, given, "request_id", "n", "priority", "logprobs", "prompt_logprobs")
@@ -98,6 +109,11 @@ def generate_request(prompt: Prompt, **options: Unpack[GenerateOptions]) -> pb.G
     if not given.get("use_cache", True):
         request.cache.mode = pb.CacheOptions.MODE_OFF
     _set_given(request.cache, given, "public_tokens", "public_messages", "salt")
+    if isinstance(schema := given.get("json_schema", ""), Mapping):
+        with _naming("json_schema"):
+            given["json_schema"] = json.dumps(schema)
+    if given.keys() & _RULES:
+        _set_given(request.constraint, given, *_RULES)
     return request
 
 

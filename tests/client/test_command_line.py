@@ -83,6 +83,31 @@ class TestGenerate:
         assert request.priority == -7
         assert worker.tenants == ["acme"]
 
+    def test_rules_come_from_the_flag_or_a_file(
+        self, run: Run, worker: FakeWorker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
+        schema.write_text('{"type": "integer"}\n')
+        grammar.write_text('start: "a"')
+        for rule in (
+            ("--json-schema", str(schema)),
+            ("--json-schema", ' {"enum": [1]}'),
+            ("--regex", "a+"),
+            ("--grammar", str(grammar)),
+        ):
+            run("generate", "hi", *rule)
+        assert [request.constraint for request in worker.requests] == [
+            inference_pb2.Constraint(json_schema='{"type": "integer"}\n'),
+            inference_pb2.Constraint(json_schema=' {"enum": [1]}'),
+            inference_pb2.Constraint(regex="a+"),
+            inference_pb2.Constraint(grammar='start: "a"'),
+        ]
+        with pytest.raises(SystemExit, match="2"):
+            run("generate", "hi", "--json-schema", str(tmp_path / "gone.json"))
+        assert "gone.json" in capsys.readouterr().err
+        with pytest.raises(SystemExit, match="2"):
+            run("generate", "hi", "--regex", "a", "--grammar", str(grammar))
+
     def test_log_probabilities_are_asked_for_with_json_only(
         self, run: Run, worker: FakeWorker, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -19,6 +19,7 @@ from prefixcache_client.messages import (
     tokenize_request,
 )
 
+RULES = ("json_schema", "regex", "grammar")
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "request_id": st.text(min_size=1),
     "max_tokens": st.integers(0, 2**32 - 1),
@@ -69,7 +70,21 @@ def test_a_field_is_present_exactly_when_its_option_is_given(options: GenerateOp
 
 
 def test_every_option_is_documented_and_accepted() -> None:
-    assert set(VALUES) | {"stop", "use_cache", "public_messages"} == set(GenerateOptions.__annotations__)
+    assert set(VALUES) | {"stop", "use_cache", "public_messages", *RULES} == set(
+        GenerateOptions.__annotations__
+    )
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_is_sent_as_the_constraint(name: str) -> None:
+    assert generate_request("hi", **{name: "a"}).constraint == pb.Constraint(**{name: "a"})  # type: ignore[misc]
+    assert not generate_request("hi").HasField("constraint")
+
+
+def test_a_schema_may_be_a_value() -> None:
+    request = generate_request("hi", json_schema={"type": "integer"})
+
+    assert request.constraint.json_schema == '{"type": "integer"}'
 
 
 @pytest.mark.parametrize("prompt", ["", "Once upon a time"])
@@ -138,6 +153,9 @@ def test_a_prompt_that_no_message_can_hold_is_refused_by_name(
         ({"stop_token_ids": 5}, TypeError, "stop_token_ids: "),
         ({"logprobs": -1}, ValueError, "logprobs: "),
         ({"public_tokens": 1, "public_messages": 1}, ValueError, "exclude each other"),
+        ({"regex": "a", "grammar": "start: A"}, ValueError, "exclude each other"),
+        ({"json_schema": {"enum": [object()]}}, TypeError, "json_schema: "),
+        ({"regex": 5}, TypeError, "regex: "),
         (
             {"temprature": 1.0},
             TypeError,

@@ -15,6 +15,7 @@ from prefixcache_worker.attention.backend import choose_backend
 from prefixcache_worker.attention.calibration import calibrate
 from prefixcache_worker.attention.kv_format import FP32, KvFormat
 from prefixcache_worker.attention.kv_store import KvStore
+from prefixcache_worker.constraint.constraint import Constraint
 from prefixcache_worker.engine.cache_scheme import make_cache
 from prefixcache_worker.engine.engine import Engine, EngineConfig, Output
 from prefixcache_worker.engine.request import (
@@ -135,6 +136,8 @@ class HandEngine:
         public: int = 0,
         use_cache: bool = True,
         priority: int = 0,
+        ignore_eos: bool = False,
+        constraint: Constraint | None = None,
     ) -> str:
         self._num_requests += 1
         request_id = request_id or f"r{self._num_requests}"
@@ -151,6 +154,7 @@ class HandEngine:
                     stop=stop,
                     stop_token_ids=stop_token_ids,
                     include_stop=include_stop,
+                    ignore_eos=ignore_eos,
                 ),
                 num_choices=n,
                 num_public_tokens=public,
@@ -158,6 +162,7 @@ class HandEngine:
                 num_logprobs=logprobs,
                 num_prompt_logprobs=prompt_logprobs,
                 priority=priority,
+                constraint=constraint,
             ),
         )
         self.deltas[request_id] = []

@@ -6,6 +6,7 @@ from tokenizers import AddedToken, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
+from prefixcache_worker.constraint.compiler import ConstraintCompiler
 from prefixcache_worker.model.chat_template import ChatTemplate
 from prefixcache_worker.model.config import ModelConfig
 from prefixcache_worker.model.loader import LoadedModel
@@ -35,6 +36,11 @@ def byte_tokenizer(*, add_bos: bool = False) -> Tokenizer:
 
 def chat_template() -> ChatTemplate:
     return ChatTemplate(CHAT_TEMPLATE, special_tokens={}, source="chat template")
+
+
+def constraint_compiler(vocabulary_size: int = 260) -> ConstraintCompiler:
+    """Compiles rules for `byte_tokenizer` and a model of this many logits."""
+    return ConstraintCompiler(byte_tokenizer(), vocabulary_size=vocabulary_size, eos_token_ids=(EOS_ID,))
 
 
 def loaded(model: Model, *, add_bos: bool = False) -> LoadedModel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.tiny_loaded_model import byte_tokenizer, chat_template
+from support.tiny_loaded_model import byte_tokenizer, chat_template, constraint_compiler
 
 from prefixcache.v1 import inference_pb2 as pb
 from prefixcache_worker.engine.request import Request
@@ -29,6 +29,7 @@ def served_model(**changes: Any) -> ServedModel:
         "eos_token_ids": (2,),
         "tokenizer": byte_tokenizer(),
         "chat_template": chat_template(),
+        "constraints": constraint_compiler(VOCABULARY_SIZE),
         "device": "cpu",
         "block_size": 16,
         "num_blocks": 8,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prefixcache_client.channel import DEFAULT_ADDRESS, checked_address, checked_api_key, checked_tenant
@@ -134,6 +135,20 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         "--include-stop", action="store_true", default=None, help="let the answer end with what stopped it"
     )
     group.add_argument("--min-tokens", type=non_negative_int)
+    rule = group.add_mutually_exclusive_group()
+    rule.add_argument(
+        "--json-schema",
+        type=json_schema,
+        metavar="FILE|TEXT",
+        help="answer with JSON that this schema holds for: a file, or the schema itself",
+    )
+    rule.add_argument("--regex", type=text, help="answer with a text that this expression matches")
+    rule.add_argument(
+        "--grammar",
+        type=text_file,
+        metavar="FILE",
+        help="answer with a text of this grammar, in Lark's notation",
+    )
 
 
 def sampling_options(arguments: argparse.Namespace) -> GenerateOptions:
@@ -154,6 +169,9 @@ def sampling_options(arguments: argparse.Namespace) -> GenerateOptions:
         "stop": arguments.stop,
         "stop_token_ids": arguments.stop_token_ids,
         "include_stop": arguments.include_stop,
+        "json_schema": arguments.json_schema,
+        "regex": arguments.regex,
+        "grammar": arguments.grammar,
     }
 
 
@@ -173,6 +191,19 @@ def text(value: str) -> str:
         return checked_text(value)
     except UnicodeEncodeError:
         raise argparse.ArgumentTypeError(f"must be UTF-8 text, got {value!r}") from None
+
+
+def json_schema(value: str) -> str:
+    """A JSON Schema: the text itself, if it begins like one, or that of a file."""
+    return text(value) if value.lstrip()[:1] == "{" else text_file(value)
+
+
+def text_file(value: str) -> str:
+    """The text of a file."""
+    try:
+        return Path(value).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"cannot read {value!r}: {error}") from None
 
 
 def address(value: str) -> str:

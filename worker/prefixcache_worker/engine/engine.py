@@ -350,6 +350,7 @@ class Engine:
         return [
             output
             for sequence, token, score in zip(sampled, tokens, scores, strict=True)
+            if sequence.key in self._answers  # else another choice of it has just failed
             for output in self._take_token(sequence, token, score)
         ]
 
@@ -366,6 +367,8 @@ class Engine:
             answer.sequences.remove(sequence)
             if not answer.sequences:
                 outputs.append(Output(answer.key, self._complete(answer)))
+        elif (error := sequence.constraint_error) is not None:
+            outputs += self._fail({sequence.key}, error)
         return outputs
 
     def _complete(self, answer: Answer) -> Completion:

@@ -1,4 +1,4 @@
-"""Penalties, biases and bans: what changes single logits before a token is chosen."""
+"""Penalties, biases, bans and constraints: what changes single logits before a token is chosen."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 import torch
 
+from prefixcache_worker.constraint.constraint import ConstraintState
 from prefixcache_worker.engine.sampling_state import SamplingState
+
+LEAST_LOGIT = -1e30
+"""Far below what a model says, and still a number when it is divided by the least temperature."""
 
 
 def adjust_logits(
     logits: torch.Tensor,  # [num_rows, vocabulary_size] float32
     choices: SequenceOf[SamplingState],
 ) -> torch.Tensor:  # [num_rows, vocabulary_size] float32
-    """The logits after each choice's penalties, then its biases, then its bans; `logits` stay as they are.
+    """The logits after each choice's penalties, biases, bans and constraint, in this order; `logits` stay.
 
     With l the logit of a token and c how often the choice has generated it:
 
@@ -23,14 +27,17 @@ def adjust_logits(
       (Keskar et al. 2019, "CTRL", section 4.1);
     - frequency penalty f and presence penalty p: l - f * c - p * (c > 0), as OpenAI defines them;
     - bias b: l + b;
-    - ban: minus infinity.
+    - ban: minus infinity;
+    - constraint: minus infinity for what it does not allow, and for what it allows at least LEAST_LOGIT, so
+      that one of these tokens is chosen whatever came before.
 
     Cost: nothing when no choice asks for any; else a copy of the logits, and work on the tokens concerned.
     """
     penalised = {row: choice for row, choice in enumerate(choices) if choice.counts is not None}
     biased = {row: choice for row, choice in enumerate(choices) if len(choice.bias_ids)}
     banned = {row: choice.banned_ids for row, choice in enumerate(choices) if len(choice.banned_ids)}
-    if not (penalised or biased or banned):
+    constrained = {row: choice.constraint for row, choice in enumerate(choices) if choice.constraint}
+    if not (penalised or biased or banned or constrained):
         return logits
     logits = logits.clone()
     if penalised:
@@ -40,7 +47,17 @@ def adjust_logits(
         logits[places] += _joined(logits, [choice.biases for choice in biased.values()])
     if banned:
         logits[_places(logits, banned)] = -torch.inf
+    if constrained:
+        _constrain(logits, constrained)
     return logits
+
+
+def _constrain(logits: torch.Tensor, constraint_by_row: dict[int, ConstraintState]) -> None:
+    rows = list(constraint_by_row)
+    bits = np.stack([constraint.allowed_bits for constraint in constraint_by_row.values()]).view(np.uint8)
+    allowed = np.unpackbits(bits, axis=1, count=logits.shape[1], bitorder="little").view(np.bool_)
+    is_allowed = torch.from_numpy(allowed).to(logits.device)  # [num_rows, vocabulary_size]
+    logits[rows] = logits[rows].clamp(min=LEAST_LOGIT).masked_fill(~is_allowed, -torch.inf)
 
 
 def _penalise(logits: torch.Tensor, choice_by_row: dict[int, SamplingState]) -> None:

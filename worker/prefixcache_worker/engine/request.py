@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from prefixcache import Namespace
+from prefixcache_worker.constraint.constraint import Constraint
 
 MIN_TEMPERATURE = 1e-5
 """Anything colder is greedy: dividing by less would make nothing of differences, and then overflow."""
@@ -90,6 +91,8 @@ class Request:
     """The same for prompt tokens. Their rows are all computed, cached or not: the cache has no logits."""
     priority: int = 0
     """Higher ones are admitted first, and lower ones give way to them when room runs out."""
+    constraint: Constraint | None = None
+    """What each choice must look like; None: anything."""
 
 
 class FinishReason(Enum):

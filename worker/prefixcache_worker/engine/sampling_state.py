@@ -7,6 +7,7 @@ from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
+from prefixcache_worker.constraint.constraint import ConstraintState
 from prefixcache_worker.engine.random_numbers import choice_key, uniform
 from prefixcache_worker.engine.request import SamplingParams
 from prefixcache_worker.engine.token_counts import TokenCounts
@@ -29,6 +30,7 @@ class SamplingState:
         prompt_token_ids: SequenceOf[int] = (),
         ending_ids: Collection[int] = (),
         min_tokens: int = 0,
+        constraint: ConstraintState | None = None,
     ) -> None:
         """`ending_ids` cannot come before `min_tokens` tokens were generated.
 
@@ -41,6 +43,7 @@ class SamplingState:
             self.bias_ids = np.array(token_ids, dtype=np.int64)
             self.biases = np.array(biases, dtype=np.float32)
         self.counts = TokenCounts(prompt_token_ids) if params.has_penalties else None
+        self.constraint = constraint
         self._key = choice_key(params.seed, index)
         self._ending_ids = np.array(sorted(ending_ids), dtype=np.int64)
         self._min_tokens = min_tokens
@@ -61,3 +64,5 @@ class SamplingState:
         self._num_generated += 1
         if self.counts is not None:
             self.counts.add(token_id)
+        if self.constraint is not None:
+            self.constraint.accept(token_id)

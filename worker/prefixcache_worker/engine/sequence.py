@@ -15,6 +15,7 @@ from prefixcache_worker.engine.cache_scheme import CacheScheme, SequenceHandle
 from prefixcache_worker.engine.logprobs import token_logprobs
 from prefixcache_worker.engine.request import Delta, FinishReason, PromptLogprobs, Request, TokenLogprobs
 from prefixcache_worker.engine.sampling_state import SamplingState
+from prefixcache_worker.errors import InvalidRequestError
 
 
 class Sequence:
@@ -49,12 +50,14 @@ class Sequence:
         self.max_total_tokens = max_total_tokens
         stop = request.stop_conditions
         self._ending_ids = frozenset((*stop.stop_token_ids, *(() if stop.ignore_eos else eos_token_ids)))
+        rule = request.constraint
         self.sampling = SamplingState(
             request.sampling,
             index=index,
             prompt_token_ids=request.prompt_token_ids,
             ending_ids=self._ending_ids,
             min_tokens=stop.min_tokens,
+            constraint=None if rule is None else rule.start(ignore_eos=stop.ignore_eos),
         )
         # The first choice tells them, for all.
         wants_prompt = index == 0 and request.num_prompt_logprobs is not None
@@ -153,6 +156,8 @@ class Sequence:
             may_stop = self.num_output_tokens >= stop.min_tokens
             text, stop_text = self.assembler.push(token_id, may_stop=may_stop)
         is_full = len(self.token_ids) >= self.max_total_tokens
+        constraint = self.sampling.constraint
+        ends = ends or (constraint is not None and constraint.is_complete)
         if stop_text is None and (ends or is_full):
             rest, stop_text = self.assembler.finish()
             text += rest
@@ -166,6 +171,17 @@ class Sequence:
             stop_reason = token_id
         logprobs = () if score is None else (score,)
         return Delta(self.index, text, (token_id,), reason, stop_reason, logprobs)
+
+    @property
+    def constraint_error(self) -> InvalidRequestError | None:
+        """Why no token can follow, although the answer has not ended; None if one can."""
+        constraint, state = self.request.constraint, self.sampling.constraint
+        if constraint is None or state is None or not state.error:
+            return None
+        return InvalidRequestError(
+            constraint.field_name,
+            f"cannot be followed beyond token {self.num_output_tokens} of the answer: {state.error}",
+        )
 
     @property
     def cache_tokens(self) -> TokenIds:

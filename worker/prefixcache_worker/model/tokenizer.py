@@ -38,6 +38,12 @@ class Tokenizer:
         """One more than the highest token id."""
         return len(self._token_bytes)
 
+    @property
+    def special_tokens(self) -> dict[int, bytes]:
+        """The names of the tokens that stand for no text, by id. O(added tokens)."""
+        added = self._backend.get_added_tokens_decoder()
+        return {token_id: token.content.encode() for token_id, token in added.items() if token.special}
+
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         """Token ids of `text`.
 

@@ -22,6 +22,7 @@ from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.attention.layout import LayoutOrder
 from prefixcache_worker.attention.sparse import SparseReads
 from prefixcache_worker.config import WorkerConfig, format_memory
+from prefixcache_worker.constraint.compiler import ConstraintCompiler
 from prefixcache_worker.engine.cache_scheme import make_cache
 from prefixcache_worker.engine.engine import Engine, EngineConfig
 from prefixcache_worker.engine.engine_loop import EngineLoop
@@ -170,6 +171,11 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
         eos_token_ids=loaded.config.eos_token_ids,
         tokenizer=loaded.tokenizer,
         chat_template=loaded.chat_template,
+        constraints=ConstraintCompiler(
+            loaded.tokenizer,
+            vocabulary_size=model.vocabulary_size,
+            eos_token_ids=loaded.config.eos_token_ids,
+        ),
         device=config.device,
         block_size=config.block_size,
         num_blocks=pool_size.num_blocks,

@@ -30,7 +30,8 @@ from prefixcache_worker.server.validation.generate import request_from_proto, re
 from prefixcache_worker.server.validation.prompts import token_ids_from_detokenize, token_ids_from_tokenize
 
 LONG_MESSAGE_BYTES = 4096
-"""Messages up to this size are tokenised at once (about a millisecond), longer ones in a thread."""
+"""Messages up to this size are tokenised at once (about a millisecond), longer ones in a thread, and those
+with a constraint to compile."""
 MAX_SCORES_PER_MESSAGE = 1024
 """So many scored prompt tokens go into one message: about 250 KiB with all their rivals."""
 
@@ -222,7 +223,8 @@ def _logprobs_to_proto(score: TokenLogprobs | None) -> inference_pb2.TokenLogpro
 
 
 async def _off_loop(function: Callable[[_MessageT], _ResultT], message: _MessageT) -> _ResultT:
-    """Call `function`, in a thread when the message is long: a long text must not hold up other streams."""
-    if message.ByteSize() <= LONG_MESSAGE_BYTES:
+    """Call `function`, in a thread when it may take long: it must not hold up other streams."""
+    has_constraint = isinstance(message, inference_pb2.GenerateRequest) and message.HasField("constraint")
+    if message.ByteSize() <= LONG_MESSAGE_BYTES and not has_constraint:
         return function(message)
     return await asyncio.to_thread(function, message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from prefixcache_worker.constraint.compiler import ConstraintCompiler
 from prefixcache_worker.model.chat_template import ChatTemplate
 from prefixcache_worker.model.model import AttentionShape
 from prefixcache_worker.model.tokenizer import Tokenizer
@@ -24,6 +25,7 @@ class ServedModel:
     eos_token_ids: tuple[int, ...]
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
+    constraints: ConstraintCompiler
     device: str
     block_size: int
     num_blocks: int

@@ -1,7 +1,7 @@
 """Every bound on a GenerateRequest, and on its end by Abort: messages become checked values here or nowhere.
 
 All functions raise InvalidRequestError, naming the field by its path in the message, and nothing else.
-They may take as long as tokenising takes; nothing in them waits.
+They may take as long as tokenising and compiling a constraint take; nothing in them waits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import uuid
 from collections.abc import Mapping
 
 from prefixcache.v1 import cache_pb2, inference_pb2
+from prefixcache_worker.constraint.constraint import Constraint
 from prefixcache_worker.engine.request import Request, SamplingParams, StopConditions
+from prefixcache_worker.errors import InvalidRequestError
 from prefixcache_worker.server.caller import Caller
 from prefixcache_worker.server.served_model import ServedModel
 from prefixcache_worker.server.tenant_limits import TenantLimits
@@ -65,6 +67,7 @@ def request_from_proto(
     )
     _check_priorities(message, caller.limits)
     check_cache_options(message)
+    constraint = _constraint(message, model)
     token_ids = prompt_token_ids(message, model)
     return Request(
         request_id=request_id or uuid.uuid4().hex,
@@ -78,6 +81,7 @@ def request_from_proto(
         num_logprobs=_num_logprobs(message, "logprobs"),
         num_prompt_logprobs=_num_logprobs(message, "prompt_logprobs"),
         priority=priority,
+        constraint=constraint,
     )
 
 
@@ -85,6 +89,16 @@ def request_id_to_abort(message: inference_pb2.AbortRequest) -> str:
     """The id of a request, which is not empty."""
     require(message.request_id != "", "request_id", "is empty; name the request to end")
     return checked_request_id(message.request_id)
+
+
+def _constraint(message: inference_pb2.GenerateRequest, model: ServedModel) -> Constraint | None:
+    if not message.HasField("constraint"):
+        return None
+    kind = message.constraint.WhichOneof("rule")
+    if kind is None:
+        raise InvalidRequestError("constraint", "has no rule; set json_schema, regex or grammar")
+    text = getattr(message.constraint, kind)
+    return model.constraints.compile(kind, text, field_name=f"constraint.{kind}")
 
 
 def _sampling_params(message: inference_pb2.SamplingParams, vocabulary_size: int) -> SamplingParams:
