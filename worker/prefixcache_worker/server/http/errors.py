@@ -103,7 +103,9 @@ def invalid_body(error: ValidationError, body: object) -> InvalidRequestError:
     paths = [_path_in(body, found["loc"]) for found in error.errors()]
     first = error.errors()[0]
     # Only the alternatives of a union fail at one place, or at a place and within it.
-    if sum(path.startswith(paths[0]) for path in paths) > 1 and first["type"] not in _PLAIN:
+    inside = (paths[0], f"{paths[0]}.", f"{paths[0]}[")
+    num_inside = sum(path == inside[0] or path.startswith(inside[1:]) for path in paths)
+    if num_inside > 1 and first["type"] not in _PLAIN:
         return InvalidRequestError(paths[0], "is in none of the forms that this field may have")
     if first["type"] == "extra_forbidden":
         return InvalidRequestError(paths[0], "is not a field that this server knows")

@@ -47,7 +47,7 @@ def _check(value: Any, *, may_have_surrogates: bool) -> None:
     depth = 0
     while level:
         depth += 1
-        if depth > MAX_DEPTH + 1:  # the last level holds what is in the innermost objects
+        if depth > MAX_DEPTH and any(isinstance(item, dict | list) for item in level):
             raise InvalidRequestError("body", f"has more than {MAX_DEPTH} objects and arrays in each other")
         deeper: list[Any] = []
         for item in level:
