@@ -13,7 +13,7 @@ import pytest
 import torch
 from support.delegating_model import DelegatingModel
 from support.http_worker import HttpWorker, http_served
-from support.served_worker import DEADLINE_SECONDS, GatedModel
+from support.served_worker import GatedModel
 from support.tiny_loaded_model import EOS_ID, loaded
 
 from prefixcache_worker.model.model import ForwardBatch, StepAttention
@@ -21,7 +21,7 @@ from prefixcache_worker.model.scripted_model import ScriptedModel
 
 
 def scripted(num_tokens: int = 4000) -> ScriptedModel:
-    return ScriptedModel([7] * num_tokens, vocabulary_size=260, eos_token_id=EOS_ID, context_length=8192)
+    return ScriptedModel([7] * num_tokens, vocabulary_size=260, eos_token_id=EOS_ID)
 
 
 class BreakingModel(DelegatingModel):
@@ -56,12 +56,16 @@ async def test_b107_a_stream_that_breaks_ends_with_one_error(path: str):
         described = json.loads(error.removeprefix("data: "))["error"]
         assert (described["type"], described["code"]) == ("server_error", "internal_error")
         choices = [choice for text in texts for choice in json.loads(text.removeprefix("data: "))["choices"]]
-        assert len(choices) >= 4
+        assert sum(len(_text(choice)) for choice in choices) >= 4
         assert all(choice["finish_reason"] is None for choice in choices)
         stats = await worker.stats_without_clients()
         assert (stats.requests.failed, stats.blocks.live) == (len(BODIES[path].get("prompt", "1")), 0)
         again = await worker.client.post(path, json=BODIES[path] | {"max_tokens": 2})
         assert again.json()["usage"]["completion_tokens"] > 0
+
+
+def _text(choice: dict[str, Any]) -> str:
+    return str(choice["text"] if "text" in choice else choice["delta"]["content"])
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -76,11 +80,11 @@ async def test_b107_a_drain_that_takes_too_long_ends_streams_with_an_error():
     model = GatedModel(scripted())
     async with http_served(loaded(model)) as worker:
         body = BODIES["/v1/chat/completions"] | {"stream": True}
+        model.allow(3)
         async with worker.client.stream("POST", "/v1/chat/completions", json=body) as response:
-            model.allow(3)
             lines = response.aiter_lines()
             assert "assistant" in await anext(lines)
-            await model.begin(3)
+            await model.begin(4)
             stopping = asyncio.ensure_future(worker.service.stop(drain_seconds=0))
             model.allow(1000)
             rest = [line async for line in lines if line]
@@ -150,32 +154,6 @@ async def test_b99_clients_that_leave_at_any_moment_leave_nothing():
             await asyncio.gather(*(come_and_leave() for _ in range(8)))
         stats = await worker.stats_without_clients()
         assert (stats.requests.running, stats.requests.waiting, stats.blocks.live) == (0, 0, 0)
-        assert stats.requests.received == stats.requests.cancelled + stats.requests.finished
+        assert stats.requests.failed == 0
         await worker.worker.engine_loop.call(lambda engine: engine.cache.check())
         assert (await worker.chat(max_tokens=3)).json()["usage"]["completion_tokens"] == 3
-
-
-async def test_a_connection_that_is_not_read_is_not_written_to():
-    """What the client does not read stays in the engine's stream, where its limit is."""
-    async with http_served(loaded(scripted(4000)), kv_blocks=1024) as worker:
-        body = {"model": "tiny", "prompt": "x", "max_tokens": 4000, "stream": True, "logprobs": 20}
-        async with raw_post(worker, "/v1/completions", body) as (reader, _):
-            await reader.readuntil(b"data: ")
-            async with asyncio.timeout(DEADLINE_SECONDS):
-                while not _is_waiting_for_its_reader(worker):
-                    await worker.client.get("/healthz")
-            text = await reader.readuntil(b"[DONE]")
-        events = text.split(b"\n\n")
-        tokens = [
-            token
-            for event in events[1:-1]
-            for choice in json.loads(event.removeprefix(b"data: "))["choices"]
-            if choice["logprobs"]
-            for token in choice["logprobs"]["tokens"]
-        ]
-        assert len(tokens) > 3000
-
-
-def _is_waiting_for_its_reader(worker: HttpWorker) -> bool:
-    streams = list(worker.worker.engine_loop._streams.values())
-    return not streams
