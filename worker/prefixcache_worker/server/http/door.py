@@ -22,6 +22,7 @@ from prefixcache_worker.server.http.errors import HttpError
 from prefixcache_worker.server.http.exchange import Answered, Exchange
 from prefixcache_worker.server.http.generation import Generation
 from prefixcache_worker.server.http.objects import (
+    ChatChunk,
     ChatCompletion,
     ErrorAnswer,
     Health,
@@ -73,11 +74,11 @@ class Door:
         app = FastAPI(title="prefixcache", docs_url=None, redoc_url=None, redirect_slashes=False)
         app.add_exception_handler(HTTPException, _no_such_route)
 
-        @app.post("/v1/chat/completions", **_described(ChatCompletion, body=ChatBody))
+        @app.post("/v1/chat/completions", **_described(ChatCompletion, body=ChatBody, chunk=ChatChunk))
         async def create_chat_completion() -> Response:
             return Answered(self._generation.chat)
 
-        @app.post("/v1/completions", **_described(TextCompletion, body=CompletionBody))
+        @app.post("/v1/completions", **_described(TextCompletion, body=CompletionBody, chunk=TextCompletion))
         async def create_completion() -> Response:
             return Answered(self._generation.completion)
 
@@ -137,15 +138,15 @@ class Door:
         )
 
     def _openapi(self, app: FastAPI) -> dict[str, Any]:
-        """The description, with the bodies, which the routes read by themselves."""
+        """The description, with the bodies and the chunks, which the routes read and write by themselves."""
         if app.openapi_schema is None:
             described = get_openapi(title=app.title, version=self._model.build, routes=app.routes)
             schemas = described["components"]["schemas"]
-            for body in (ChatBody, CompletionBody):
-                schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
-                schemas |= schema.pop("$defs", {})
-                schema["properties"]["model"] = {"type": "string", "const": self._model.name}
-                schemas[body.__name__] = schema
+            for kind in (ChatBody, CompletionBody, ChatChunk):
+                schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+                schemas |= schema.pop("$defs", {}) | {kind.__name__: schema}
+            for kind in (ChatBody, CompletionBody):
+                schemas[kind.__name__]["properties"]["model"] = {"type": "string", "const": self._model.name}
             app.openapi_schema = described
         return app.openapi_schema
 
@@ -166,12 +167,26 @@ async def _no_such_route(request: Request, error: Exception) -> Response:
     return Answered(refuse)
 
 
-def _described(answer: type[BaseModel], *, body: type[BaseModel] | None = None) -> dict[str, Any]:
-    """What a route takes and answers, for the description of the API."""
+def _described(
+    answer: type[BaseModel], *, body: type[BaseModel] | None = None, chunk: type[BaseModel] | None = None
+) -> dict[str, Any]:
+    """What a route takes and answers, for the description of the API. `chunk`: an event, if streamed."""
     success: dict[str, Any] = {"model": answer, "description": "The answer."}
-    if body is None:
-        return {"responses": {200: success, **_ERRORS}}
-    success["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
-    schema = {"$ref": f"#/components/schemas/{body.__name__}"}
-    takes = {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-    return {"responses": {200: success, **_ERRORS}, "openapi_extra": takes}
+    described: dict[str, Any] = {"responses": {200: success, **_ERRORS}}
+    if body is not None:
+        takes = {"required": True, "content": {"application/json": {"schema": _reference(body)}}}
+        described["openapi_extra"] = {"requestBody": takes}
+    if chunk is not None:
+        data = {
+            "type": "string",
+            "contentMediaType": "application/json",
+            "contentSchema": {"oneOf": [_reference(chunk), _reference(ErrorAnswer)]},
+            "description": "A piece of the answer, the error that ends it, or [DONE].",
+        }
+        event = {"type": "object", "required": ["data"], "properties": {"data": data}}
+        success["content"] = {"text/event-stream": {"schema": event}}
+    return described
+
+
+def _reference(model: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{model.__name__}"}
