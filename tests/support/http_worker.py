@@ -15,7 +15,8 @@ from support.served_worker import DEADLINE_SECONDS
 from prefixcache_worker.config import WorkerConfig
 from prefixcache_worker.engine.stats import EngineStats
 from prefixcache_worker.model.loader import LoadedModel
-from prefixcache_worker.server.access import Access
+from prefixcache_worker.server.access import Access, OpenAccess
+from prefixcache_worker.server.access_settings import AccessSettings
 from prefixcache_worker.server.build import Worker, assemble_worker
 from prefixcache_worker.server.service import Service
 
@@ -78,7 +79,7 @@ async def http_served(
 ) -> AsyncIterator[HttpWorker]:
     """Serve a model on free ports; `settings` are those of WorkerConfig, the pool of 256 blocks if unset."""
     worker = assemble_worker(loaded, WorkerConfig(**{"kv_blocks": 256} | settings))
-    service = Service(access=access)
+    service = Service(callers=AccessSettings(access=access or OpenAccess(trusts_tenant_header=True)))
     service.bind("127.0.0.1:0")
     address = service.bind_http("127.0.0.1:0")
     await service.start(worker)

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from prefixcache_worker.engine.engine_loop import EngineLoop
 from prefixcache_worker.errors import EngineStoppedError
 from prefixcache_worker.server.access import Access
+from prefixcache_worker.server.admission import Admission
 from prefixcache_worker.server.caller import Role
 from prefixcache_worker.server.http.bodies import ChatBody, CompletionBody
 from prefixcache_worker.server.http.errors import HttpError
@@ -54,6 +55,7 @@ class Door:
         engine_loop: EngineLoop,
         model: ServedModel,
         access: Access,
+        admission: Admission,
         metrics: Callable[[], MetricsPage] | None = None,
     ) -> None:
         """`metrics` makes the page of /metrics, for admins; without it there is none."""
@@ -62,7 +64,9 @@ class Door:
         self._metrics = metrics
         self._is_ready = True
         self._created = int(time.time())
-        self._generation = Generation(engine_loop=engine_loop, model=model, access=access)
+        self._generation = Generation(
+            engine_loop=engine_loop, model=model, access=access, admission=admission
+        )
         self.app = self._app()
 
     def begin_drain(self) -> None:

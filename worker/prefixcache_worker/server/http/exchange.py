@@ -13,15 +13,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from prefixcache_worker.errors import InvalidRequestError
 from prefixcache_worker.server.access import Metadata
+from prefixcache_worker.server.call_metadata import REQUEST_ID_KEY, call_metadata
 from prefixcache_worker.server.http.errors import HttpError, response_from_error
-from prefixcache_worker.server.validation.bounds import MAX_REQUEST_ID_LENGTH
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 BODY_SECONDS = 30.0
 """How long a body may take to arrive."""
-REQUEST_ID_KEY = "x-request-id"
 
 T = TypeVar("T")
 
@@ -117,7 +115,7 @@ class Exchange:
     async def run(self, handle: Callable[[Exchange], Awaitable[None]]) -> None:
         """Let `handle` answer; what it raises becomes the answer, or the last event of a stream."""
         try:
-            self._take_request_id()
+            self.request_id = call_metadata(self.headers).request_id or self.request_id
             await handle(self)
         except ClientDisconnect:
             pass  # nobody is there to be told
@@ -128,18 +126,6 @@ class Exchange:
                 await self.end_events()
             elif not self._has_replied:
                 await self.reply(body, status=status, headers=headers)
-
-    def _take_request_id(self) -> None:
-        request_id = self._request.headers.get(REQUEST_ID_KEY)
-        if not request_id:
-            return
-        if not (
-            request_id.isascii() and request_id.isprintable() and len(request_id) <= MAX_REQUEST_ID_LENGTH
-        ):
-            raise InvalidRequestError(
-                REQUEST_ID_KEY, f"must be at most {MAX_REQUEST_ID_LENGTH} printable ASCII characters"
-            )
-        self.request_id = request_id
 
     async def _left(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Generic, NamedTuple, Protocol, TypedDict, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from prefixcache_worker.engine.engine_loop import EngineLoop, RequestStream
-from prefixcache_worker.engine.request import AnswerEvent, Completion, Delta, PromptLogprobs, Request, Usage
+from prefixcache_worker.engine.request import Completion, Delta, PromptLogprobs, Request, Usage
 from prefixcache_worker.errors import InvalidRequestError
 from prefixcache_worker.server.access import Access
+from prefixcache_worker.server.admission import Admission
 from prefixcache_worker.server.caller import Caller
 from prefixcache_worker.server.http import chat_answers, completion_answers
 from prefixcache_worker.server.http.bodies import ChatBody, CompletionBody
@@ -31,6 +32,7 @@ from prefixcache_worker.server.http.objects import (
 )
 from prefixcache_worker.server.http.to_proto import Translated, chat_to_proto, completion_to_proto
 from prefixcache_worker.server.inference_servicer import LONG_MESSAGE_BYTES, merge_deltas
+from prefixcache_worker.server.request_record import RequestRecord
 from prefixcache_worker.server.served_model import ServedModel
 from prefixcache_worker.server.validation.generate import request_from_proto
 
@@ -59,20 +61,46 @@ class Envelope(NamedTuple):
     model: str
 
 
+class Running(NamedTuple):
+    """A request under way."""
+
+    request: Request
+    stream: RequestStream
+    record: RequestRecord
+
+
 class Answering(NamedTuple, Generic[ChunkT]):
     """A request under way, and what its events become."""
 
-    stream: RequestStream
+    running: Running
     chunks: Chunks[ChunkT]
+
+    async def events(self) -> AsyncIterator[list[ChunkT]]:
+        """What to send, as it comes; what came while the last of it was sent is joined. Keeps the usage."""
+        async for event in self.running.stream:
+            for ready in merge_deltas([event, *self.running.stream.take_ready()]):
+                if isinstance(ready, Completion):
+                    self.running.record.usage = ready.usage
+                else:
+                    yield self.chunks.push(ready)
+
+    @property
+    def usage(self) -> Usage:
+        """What it cost. Requires: all its events have come."""
+        assert self.running.record.usage is not None, "an answer ends with a completion"
+        return self.running.record.usage
 
 
 class Generation:
     """Answers the two calls that generate. Translates; decides nothing."""
 
-    def __init__(self, *, engine_loop: EngineLoop, model: ServedModel, access: Access) -> None:
+    def __init__(
+        self, *, engine_loop: EngineLoop, model: ServedModel, access: Access, admission: Admission
+    ) -> None:
         self._engine_loop = engine_loop
         self._model = model
         self._access = access
+        self._admission = admission
 
     async def chat(self, exchange: Exchange) -> None:
         """POST /v1/chat/completions."""
@@ -91,11 +119,10 @@ class Generation:
         translated = chat_to_proto(
             body, request_id=exchange.request_id, context_length=self._model.context_length
         )
-        request = await self._validated(translated, caller)
         has_tools = bool(body.tools) and body.tool_choice != "none"
-        async with self._engine_loop.submit(request) as stream:
-            chunks = chat_answers.ChatChunks(request, self._model.tokenizer, has_tools=has_tools)
-            answering = [Answering[ChatChunkChoice](stream, chunks)]
+        async with self._running(exchange, caller, translated, method="chat.completions") as running:
+            chunks = chat_answers.ChatChunks(running.request, self._model.tokenizer, has_tools=has_tools)
+            answering = [Answering[ChatChunkChoice](running, chunks)]
             if body.stream:
 
                 def chunk(choices: list[ChatChunkChoice], usage: UsageField) -> BaseModel:
@@ -117,21 +144,20 @@ class Generation:
 
     async def _completion(self, exchange: Exchange, caller: Caller, body: CompletionBody) -> None:
         envelope = self._envelope("cmpl", exchange, body)
-        requests = [
-            await self._validated(translated, caller)
-            for translated in completion_to_proto(body, request_id=exchange.request_id)
-        ]
+        prompts = completion_to_proto(body, request_id=exchange.request_id)
         async with AsyncExitStack() as stack:
             answering: list[Answering[CompletionChoice]] = []
-            for position, request in enumerate(requests):
-                stream = await stack.enter_async_context(self._engine_loop.submit(request))
-                chunks = completion_answers.CompletionChunks(
-                    request,
-                    self._model.tokenizer,
-                    first_index=position * request.num_choices,
-                    echo=self._prompt_text(request) if body.echo else None,
+            for position, translated in enumerate(prompts):
+                running = await stack.enter_async_context(
+                    self._running(exchange, caller, translated, method="completions")
                 )
-                answering.append(Answering(stream, chunks))
+                chunks = completion_answers.CompletionChunks(
+                    running.request,
+                    self._model.tokenizer,
+                    first_index=position * running.request.num_choices,
+                    echo=self._prompt_text(running.request) if body.echo else None,
+                )
+                answering.append(Answering(running, chunks))
             if body.stream:
 
                 def chunk(choices: list[CompletionChoice], usage: UsageField) -> BaseModel:
@@ -150,6 +176,19 @@ class Generation:
                 usage=usage,
             )
         )
+
+    @asynccontextmanager
+    async def _running(
+        self, exchange: Exchange, caller: Caller, translated: Translated, *, method: str
+    ) -> AsyncIterator[Running]:
+        """A request of the caller's, from before its prompt is read to its end."""
+        admitted = self._admission.request(
+            caller, exchange.headers, method=method, request_id=translated.message.request_id
+        )
+        async with admitted as record:
+            request = await self._validated(translated, caller)
+            async with self._engine_loop.submit(request) as stream:
+                yield Running(request, stream, record)
 
     async def _body(self, exchange: Exchange, kind: type[BodyT]) -> BodyT:
         raw = await exchange.read_body()
@@ -211,17 +250,14 @@ async def _stream(
                 await exchange.begin_events()
             await exchange.send_event(chunk([choice], absent).model_dump_json(exclude_unset=True))
 
-    async def forward(stream: RequestStream, chunks: Chunks[ChunkT]) -> Usage:
-        async for event in _events(stream):
-            if isinstance(event, Completion):
-                return event.usage
-            for choice in chunks.push(event):
+    async def forward(one: Answering[ChunkT]) -> None:
+        async for choices in one.events():
+            for choice in choices:
                 await send(choice)
-        raise AssertionError("an answer ends with a completion")
 
-    usages = await _all([forward(stream, chunks) for stream, chunks in answering])
+    await _all([forward(one) for one in answering])
     if include_usage:
-        last = chunk([], {"usage": _usage_object(usages)})
+        last = chunk([], {"usage": _usage_object([one.usage for one in answering])})
         await exchange.send_event(last.model_dump_json(exclude_unset=True))
     await exchange.send_event("[DONE]")
     await exchange.end_events()
@@ -231,33 +267,24 @@ async def _whole(answering: Sequence[Answering[ChunkT]]) -> tuple[list[list[Chun
     """The chunks of every choice, in order of prompts and choices, and what they cost together."""
     by_index: dict[int, list[ChunkT]] = {}
 
-    async def collect(stream: RequestStream, chunks: Chunks[ChunkT]) -> Usage:
-        async for event in _events(stream):
-            if isinstance(event, Completion):
-                return event.usage
-            for choice in chunks.push(event):
+    async def collect(one: Answering[ChunkT]) -> None:
+        async for choices in one.events():
+            for choice in choices:
                 by_index.setdefault(choice.index, []).append(choice)
-        raise AssertionError("an answer ends with a completion")
 
-    usages = await _all([collect(stream, chunks) for stream, chunks in answering])
-    return [by_index[index] for index in sorted(by_index)], _usage_object(usages)
-
-
-async def _events(stream: RequestStream) -> AsyncIterator[AnswerEvent]:
-    """The events of a stream; those that came while the last one was sent are joined."""
-    async for event in stream:
-        for ready in merge_deltas([event, *stream.take_ready()]):
-            yield ready
+    await _all([collect(one) for one in answering])
+    usage = _usage_object([one.usage for one in answering])
+    return [by_index[index] for index in sorted(by_index)], usage
 
 
-async def _all(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results, in order. When one fails, the others are cancelled and its error is raised."""
+async def _all(coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run them to their ends. When one fails, the others are cancelled and its error is raised."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+            for coroutine in coroutines:
+                group.create_task(coroutine)
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]
 
 
 async def _off_loop(num_bytes: int, function: Callable[[], T]) -> T:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from prefixcache_worker.server.access import Access
+from prefixcache_worker.server.admission import Admission
 from prefixcache_worker.server.build import Worker
 from prefixcache_worker.server.http.door import Door
 from prefixcache_worker.server.http.listener import HttpListener
@@ -23,10 +24,18 @@ class HttpServer:
         return self._listener.address
 
     async def start(
-        self, worker: Worker, *, access: Access, tls: TlsIdentity | None, flush_seconds: float
+        self,
+        worker: Worker,
+        *,
+        access: Access,
+        admission: Admission,
+        tls: TlsIdentity | None,
+        flush_seconds: float,
     ) -> None:
         """Answer calls. `flush_seconds`: how long `stop` waits for answers that are on their way."""
-        self._door = Door(engine_loop=worker.engine_loop, model=worker.model, access=access)
+        self._door = Door(
+            engine_loop=worker.engine_loop, model=worker.model, access=access, admission=admission
+        )
         ssl_context = None if tls is None else tls.ssl_context()
         await self._listener.start(self._door.app, flush_seconds=flush_seconds, ssl_context=ssl_context)
 
