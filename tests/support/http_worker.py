@@ -19,6 +19,7 @@ from prefixcache_worker.server.access import Access, OpenAccess
 from prefixcache_worker.server.access_settings import AccessSettings
 from prefixcache_worker.server.build import Worker, assemble_worker
 from prefixcache_worker.server.service import Service
+from prefixcache_worker.server.tls import TlsIdentity
 
 MODEL_NAME = "tiny"
 
@@ -75,11 +76,12 @@ def events_of(text: str) -> list[dict[str, Any]]:
 
 @asynccontextmanager
 async def http_served(
-    loaded: LoadedModel, *, access: Access | None = None, **settings: Any
+    loaded: LoadedModel, *, access: Access | None = None, tls: TlsIdentity | None = None, **settings: Any
 ) -> AsyncIterator[HttpWorker]:
     """Serve a model on free ports; `settings` are those of WorkerConfig, the pool of 256 blocks if unset."""
     worker = assemble_worker(loaded, WorkerConfig(**{"kv_blocks": 256} | settings))
-    service = Service(callers=AccessSettings(access=access or OpenAccess(trusts_tenant_header=True)))
+    everybody = OpenAccess(trusts_tenant_header=True)
+    service = Service(callers=AccessSettings(access=access or everybody), tls=tls)
     service.bind("127.0.0.1:0")
     address = service.bind_http("127.0.0.1:0")
     await service.start(worker)

@@ -17,13 +17,10 @@ IDLE_SECONDS = 75
 
 
 class HttpListener:
-    """One port. Use within one event loop: bind, start, stop, in this order.
-
-    Connections are refused until `start`, so that nobody waits for a model that still loads.
-    """
+    """One port. Use within one event loop: construct, start, stop, in this order."""
 
     def __init__(self, address: str) -> None:
-        """Take the port. Raises ConfigError."""
+        """Take the port; who connects before `start` waits. Raises ConfigError."""
         host, port = split_address(address)
         self._socket = _bound_socket(address, host.strip("[]"), port)
         self.address = f"{host}:{self._socket.getsockname()[1]}"
@@ -72,6 +69,7 @@ def _bound_socket(address: str, host: str, port: int) -> socket.socket:
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(place)
+        bound.listen()  # only then does a second program that takes the port fail
     except OSError as error:
         if bound is not None:
             bound.close()
