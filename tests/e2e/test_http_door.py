@@ -49,12 +49,12 @@ async def test_a_real_model_answers_from_the_cache_and_drains():
             model = (await client.models.list()).data[0].id
             answers = [
                 await client.chat.completions.create(
-                    model=model, messages=turns(question), temperature=0, max_tokens=24
+                    model=model, messages=turns(question), temperature=0, max_tokens=8
                 )
                 for question in ("What is the capital of France?", "What is the capital of Italy?")
             ]
             stream = await client.chat.completions.create(
-                model=model, messages=turns("Tell me of Paris."), max_tokens=40, stream=True
+                model=model, messages=turns("Tell me of Paris."), max_tokens=16, stream=True
             )
             chunks = [await anext(stream)]
             process.send_signal(signal.SIGTERM)
