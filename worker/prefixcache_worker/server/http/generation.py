@@ -6,13 +6,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypedDict, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from prefixcache.v1 import inference_pb2
 from prefixcache_worker.engine.engine_loop import EngineLoop, RequestStream
 from prefixcache_worker.engine.request import Completion, Delta, PromptLogprobs, Request, Usage
-from prefixcache_worker.errors import InvalidRequestError
 from prefixcache_worker.server.access import Access
 from prefixcache_worker.server.admission import Admission
 from prefixcache_worker.server.caller import Caller
@@ -64,6 +65,7 @@ class Envelope(NamedTuple):
 class Running(NamedTuple):
     """A request under way."""
 
+    translated: Translated
     request: Request
     stream: RequestStream
     record: RequestRecord
@@ -77,12 +79,13 @@ class Answering(NamedTuple, Generic[ChunkT]):
 
     async def events(self) -> AsyncIterator[list[ChunkT]]:
         """What to send, as it comes; what came while the last of it was sent is joined. Keeps the usage."""
-        async for event in self.running.stream:
-            for ready in merge_deltas([event, *self.running.stream.take_ready()]):
-                if isinstance(ready, Completion):
-                    self.running.record.usage = ready.usage
-                else:
-                    yield self.chunks.push(ready)
+        with self.running.translated.errors_in_body():
+            async for event in self.running.stream:
+                for ready in merge_deltas([event, *self.running.stream.take_ready()]):
+                    if isinstance(ready, Completion):
+                        self.running.record.usage = ready.usage
+                    else:
+                        yield self.chunks.push(ready)
 
     @property
     def usage(self) -> Usage:
@@ -186,9 +189,11 @@ class Generation:
             caller, exchange.headers, method=method, request_id=translated.message.request_id
         )
         async with admitted as record:
-            request = await self._validated(translated, caller)
-            async with self._engine_loop.submit(request) as stream:
-                yield Running(request, stream, record)
+            with translated.errors_in_body():
+                request = await self._validated(translated.message, caller)
+                stream = self._engine_loop.submit(request)
+            async with stream:
+                yield Running(translated, request, stream, record)
 
     async def _body(self, exchange: Exchange, kind: type[BodyT]) -> BodyT:
         raw = await exchange.read_body()
@@ -202,14 +207,11 @@ class Generation:
 
         return await _off_loop(len(raw), parsed)
 
-    async def _validated(self, translated: Translated, caller: Caller) -> Request:
-        def validated() -> Request:
-            try:
-                return request_from_proto(translated.message, caller=caller, model=self._model)
-            except InvalidRequestError as error:
-                raise translated.in_body(error) from error
-
-        return await _off_loop(translated.message.ByteSize(), validated)
+    async def _validated(self, message: inference_pb2.GenerateRequest, caller: Caller) -> Request:
+        # Compiling a constraint takes longer than reading a text.
+        num_bytes = LONG_MESSAGE_BYTES + 1 if message.HasField("constraint") else message.ByteSize()
+        validated = partial(request_from_proto, message, caller=caller, model=self._model)
+        return await _off_loop(num_bytes, validated)
 
     def _envelope(self, kind: str, exchange: Exchange, body: ChatBody | CompletionBody) -> Envelope:
         self.require_model(body.model)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from prefixcache.v1 import inference_pb2
@@ -41,14 +42,21 @@ class Translated(NamedTuple):
     field_names: Mapping[str, str]
     """By path in the message; what lies deeper keeps the rest of its path."""
 
-    def in_body(self, error: InvalidRequestError) -> InvalidRequestError:
-        """The same error with the name that the field has in the body."""
-        path, deeper = error.field_name, ""
+    @contextmanager
+    def errors_in_body(self) -> Iterator[None]:
+        """Raise InvalidRequestError of the block with the name that the field has in the body."""
+        try:
+            yield
+        except InvalidRequestError as error:
+            raise InvalidRequestError(self._name_in_body(error.field_name), error.description) from error
+
+    def _name_in_body(self, path: str) -> str:
+        deeper = ""
         while path not in self.field_names and path:
             cut = max(path.rfind("."), path.rfind("["), 0)
             path, deeper = path[:cut], path[cut:] + deeper
         name = (self.field_names.get(path, "") + deeper).removeprefix(".")
-        return InvalidRequestError(_TOOL_CALL.sub(r"\1.function.\2", name), error.description)
+        return _TOOL_CALL.sub(r"\1.function.\2", name)
 
 
 def chat_to_proto(body: ChatBody, *, request_id: str, context_length: int) -> Translated:
