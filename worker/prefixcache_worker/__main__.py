@@ -49,14 +49,17 @@ def _serve(config: WorkerConfig) -> None:
     from prefixcache_worker.server.service import serve_until_signal
     from prefixcache_worker.server.tls import tls_identity
 
-    def announce(address: str, worker: Worker) -> None:
+    def announce(address: str, http_address: str | None, worker: Worker) -> None:
         print(f"pool: {worker.pool_size}")
+        if http_address is not None:
+            print(f"OpenAI-compatible HTTP on {http_address}")
         print(f"listening on {address}", flush=True)
 
     asyncio.run(
         serve_until_signal(
             config.address,
             callers=callers,
+            http_address=config.http_address,
             tls=tls_identity(config.tls_certificate, config.tls_key, config.tls_client_ca),
             connection_age=connection_age(config),
             build=lambda: build_worker(config),

@@ -33,6 +33,7 @@ class WorkerConfig:
     """Of int8 and int4; None: token-head."""
     kv_layout: str = "layer-first"
     address: str = "127.0.0.1:50051"
+    http_address: str | None = None
     tls_certificate: str | None = None
     tls_key: str | None = None
     tls_client_ca: str | None = None
@@ -186,6 +187,8 @@ SETTINGS = (
             "the outer dimension of the KV pool: " + " or ".join(_KV_LAYOUTS)),
     Setting("address", str, _is_address, "HOST:PORT with a port of 0 to 65535",
             "HOST:PORT to listen on; port 0 takes a free one"),
+    Setting("http_address", str, _is_address, "HOST:PORT with a port of 0 to 65535",
+            "HOST:PORT of the OpenAI-compatible HTTP door; without it there is none"),
     Setting("tls_certificate", str, bool, "a path",
             "PEM file with the worker's certificate and its chain: calls are encrypted; with --tls-key"),
     Setting("tls_key", str, bool, "a path",

@@ -36,6 +36,8 @@ def test_which_addresses_are_this_machines_alone(address: str, expected: bool):
 def test_an_address_that_others_reach_needs_keys_or_a_word():
     with pytest.raises(ConfigError, match=r"^--address: 0\.0\.0\.0:7000 can be reached .* give --keys, or"):
         access_settings(WorkerConfig(address="0.0.0.0:7000"))
+    with pytest.raises(ConfigError, match=r"^--http-address: 0\.0\.0\.0:8000 can be reached"):
+        access_settings(WorkerConfig(http_address="0.0.0.0:8000"))
     opened = access_settings(WorkerConfig(address="0.0.0.0:7000", open_access=True))
     assert opened.access.caller([]) == Caller(tenant="default", role=Role.ADMIN)
 

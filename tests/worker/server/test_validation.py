@@ -130,7 +130,7 @@ def test_every_field_arrives():
         (pb.GenerateRequest(token_ids=pb.TokenIds()), "token_ids", "has no tokens"),
         (chat(), "chat.messages", "has 0 messages"),
         (chat(*[("user", "")] * 129), "chat.messages", "has 129 messages"),
-        (chat(("user", "hi"), ("tool", "x")), "chat.messages[1].role", "system, user, assistant"),
+        (chat(("user", "hi"), ("robot", "x")), "chat.messages[1].role", "system, developer, user, assistant"),
         (
             pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5, VOCABULARY_SIZE])),
             "token_ids.ids[1]",

@@ -26,6 +26,7 @@ SAMPLE_TEXT = {
     "kv_dtype": "int8",
     "kv_scales": "channel",
     "kv_layout": "head-first",
+    "http_address": "127.0.0.1:8000",
     "address": "0.0.0.0:7000",
     "tls_certificate": "worker.pem",
     "tls_key": "worker.key",

@@ -7,6 +7,7 @@ import logging
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -26,6 +27,9 @@ from prefixcache_worker.server.inference_servicer import InferenceServicer
 from prefixcache_worker.server.request_intake import RequestIntake
 from prefixcache_worker.server.tenant_quotas import TenantQuotas
 from prefixcache_worker.server.tls import TlsIdentity
+
+if TYPE_CHECKING:
+    from prefixcache_worker.server.http.http_server import HttpServer
 
 FLUSH_SECONDS = 2.0
 """How long finished answers may still be on their way to their readers after the engine stopped."""
@@ -57,6 +61,7 @@ class Service:
         self._server = grpc.aio.server(interceptors=[RequestIntake()], options=server_options(connection_age))
         self._health = health_aio.HealthServicer()
         self._worker: Worker | None = None
+        self._http: HttpServer | None = None
 
     def bind(self, address: str) -> str:
         """Take the port, so that a busy one is known before a model is loaded.
@@ -74,6 +79,20 @@ class Service:
                 "none of this machine; choose another address"
             ) from error
         return f"{split_address(address)[0]}:{port}"
+
+    def bind_http(self, address: str) -> str:
+        """The same for the OpenAI-compatible door, which there is only then."""
+        # Only here: who wants no such door need not have its libraries.
+        try:
+            from prefixcache_worker.server.http.http_server import HttpServer
+        except ImportError as error:
+            raise ConfigError(
+                f"--http-address: needs a package that is not installed ({error.name}); install "
+                "prefixcache[openai]"
+            ) from error
+
+        self._http = HttpServer(address)
+        return self._http.address
 
     async def start(self, worker: Worker) -> None:
         """Start the engine and answer calls. Requires: bound, not started before.
@@ -112,6 +131,14 @@ class Service:
         if worker.snapshots is not None:
             worker.snapshots.start()
         await self._server.start()
+        if self._http is not None:
+            await self._http.start(
+                worker,
+                access=self._access,
+                admission=admission,
+                tls=self._tls,
+                flush_seconds=FLUSH_SECONDS,
+            )
         for name in SERVICE_NAMES:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
@@ -123,33 +150,37 @@ class Service:
         runs after `drain_seconds` gets UNAVAILABLE too.
         """
         await self._health.enter_graceful_shutdown()
+        if self._http is not None:
+            self._http.begin_drain()
         if self._worker is not None:
             await self._worker.engine_loop.stop(drain_seconds=drain_seconds)
             if self._worker.snapshots is not None and not self._worker.engine_loop.is_broken:
                 await self._worker.snapshots.stop()
             if self._worker.event_feed is not None:
                 self._worker.event_feed.close()
-        await self._server.stop(FLUSH_SECONDS)
+        await asyncio.gather(self._server.stop(FLUSH_SECONDS), *([self._http.stop()] if self._http else []))
 
 
 async def serve_until_signal(
     address: str,
     *,
     callers: AccessSettings,
+    http_address: str | None = None,
     tls: TlsIdentity | None = None,
     connection_age: ConnectionAge | None = None,
     build: Callable[[], Worker],
     drain_seconds: float,
-    announce: Callable[[str, Worker], None],
+    announce: Callable[[str, str | None, Worker], None],
 ) -> None:
     """Bind, build, serve until SIGTERM or SIGINT, then drain until all has ended or a second signal comes.
 
-    Signals mean what they meant to the caller until the worker is built. `announce` hears the real address
+    Signals mean what they meant to the caller until the worker is built. `announce` hears the real addresses
     once the worker is ready. Raises ConfigError, and EngineStoppedError when the engine broke: whoever
     watches the process should start a new one.
     """
     service = Service(callers=callers, tls=tls, connection_age=connection_age)
     bound_address = service.bind(address)
+    bound_http_address = service.bind_http(http_address) if http_address is not None else None
     # Blocks, but nobody is served yet. In a thread that ends: OpenMP keeps a team for every thread that has
     # computed, and when there are more of them than cores, none waits actively any more, which doubles
     # the time of a small step.
@@ -163,7 +194,7 @@ async def serve_until_signal(
     except ConfigError:
         await service.stop(drain_seconds=0)
         raise
-    announce(bound_address, worker)
+    announce(bound_address, bound_http_address, worker)
     broken = asyncio.ensure_future(worker.engine_loop.wait_broken())
     asked = asyncio.ensure_future(signals.acquire())
     await asyncio.wait([asked, broken], return_when=asyncio.FIRST_COMPLETED)

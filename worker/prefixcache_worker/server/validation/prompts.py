@@ -8,10 +8,10 @@ from prefixcache.v1 import cache_pb2, inference_pb2
 from prefixcache_worker.errors import InvalidRequestError
 from prefixcache_worker.server.served_model import ServedModel
 from prefixcache_worker.server.validation.bounds import known_ids, require
+from prefixcache_worker.server.validation.chat import chat_tools, chat_turns
 
 MAX_CHARACTERS_PER_TOKEN = 64
 """Text with more characters than this for each token of the context is refused before it is tokenised."""
-ROLES = ("system", "user", "assistant")
 
 
 def token_ids_from_tokenize(message: inference_pb2.TokenizeRequest, *, model: ServedModel) -> list[int]:
@@ -51,10 +51,10 @@ def num_public_tokens(
             )
             return options.public_tokens
         case "public_messages" if options.public_messages:
-            public_turns = message.chat.messages[: options.public_messages]
-            return _common_prefix_length(
-                _encode_turns(public_turns, model, add_generation_prompt=False), token_ids
+            public = inference_pb2.ChatMessages(
+                messages=message.chat.messages[: options.public_messages], tools_json=message.chat.tools_json
             )
+            return _common_prefix_length(_encode_turns(public, model, add_generation_prompt=False), token_ids)
     return 0
 
 
@@ -99,21 +99,27 @@ def _encode_chat(message: inference_pb2.ChatMessages, model: ServedModel) -> lis
         "chat.messages",
         f"has {len(turns)} messages; with this context 1 to {model.context_length} are taken",
     )
-    for position, turn in enumerate(turns):
-        field_name = f"chat.messages[{position}].role"
-        require(turn.role in ROLES, field_name, f"is not one of {', '.join(ROLES)}")
-    _check_text_length(sum(len(turn.content) for turn in turns), "chat", model)
-    return _encode_turns(turns, model, add_generation_prompt=True)
+    num_characters = len(message.tools_json) + sum(map(_num_characters, turns))
+    _check_text_length(num_characters, "chat", model)
+    return _encode_turns(message, model, add_generation_prompt=True)
 
 
 def _encode_turns(
-    turns: Sequence[inference_pb2.ChatMessage], model: ServedModel, *, add_generation_prompt: bool
+    message: inference_pb2.ChatMessages, model: ServedModel, *, add_generation_prompt: bool
 ) -> list[int]:
     if model.chat_template is None:
         raise InvalidRequestError("chat", "this model has no chat template; send text or token_ids")
-    messages = [{"role": turn.role, "content": turn.content} for turn in turns]
-    text = model.chat_template.render(messages, add_generation_prompt=add_generation_prompt)
+    text = model.chat_template.render(
+        chat_turns(message.messages),
+        tools=chat_tools(message.tools_json),
+        add_generation_prompt=add_generation_prompt,
+    )
     return model.tokenizer.encode(text, add_special=False)  # the template writes what the model wants
+
+
+def _num_characters(turn: inference_pb2.ChatMessage) -> int:
+    calls = sum(len(call.name) + len(call.arguments_json) for call in turn.tool_calls)
+    return len(turn.content) + len(turn.name) + calls
 
 
 def _check_text_length(num_characters: int, field_name: str, model: ServedModel) -> None:
