@@ -13,8 +13,8 @@ from pydantic import BaseModel, ValidationError
 
 from prefixcache.v1 import inference_pb2
 from prefixcache_worker.engine.engine_loop import EngineLoop
-from prefixcache_worker.engine.request_stream import RequestStream
 from prefixcache_worker.engine.request import Completion, Delta, PromptLogprobs, Request, Usage
+from prefixcache_worker.engine.request_stream import RequestStream
 from prefixcache_worker.server.access import Access
 from prefixcache_worker.server.admission import Admission
 from prefixcache_worker.server.caller import Caller
