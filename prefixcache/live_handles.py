@@ -24,7 +24,9 @@ from prefixcache.pins import PinTable
 from prefixcache.quota import TenantAccount, TenantLedger
 from prefixcache.radix_node import Visit
 from prefixcache.radix_tree import Path, RadixTree
+from prefixcache.restoring import Restorer
 from prefixcache.sightings import TenantSightings
+from prefixcache.tiers import Tiers
 from prefixcache.token_chunks import TOKEN_BYTES, TokenIds, num_declared_chunks, pack_tokens
 
 
@@ -45,7 +47,9 @@ class LiveHandles:
         "_num_copied",
         "_pins",
         "_pool",
+        "_restorer",
         "_sightings",
+        "_tiers",
         "_tree",
     )
 
@@ -57,6 +61,8 @@ class LiveHandles:
         ledger: TenantLedger,
         pins: PinTable,
         sightings: TenantSightings | None,
+        tiers: Tiers,
+        restorer: Restorer,
         clock: Callable[[], float],
     ) -> None:
         self._block_size = tree.block_size
@@ -67,6 +73,8 @@ class LiveHandles:
         self._ledger = ledger
         self._pins = pins
         self._sightings = sightings
+        self._tiers = tiers
+        self._restorer = restorer
         self._clock = clock
         self._handles: set[CacheHandle] = set()
         self._epoch = 0
@@ -108,9 +116,7 @@ class LiveHandles:
         """The longest path for a prompt, of which at least one token must be left to compute."""
         num_tokens = len(tokens) // TOKEN_BYTES
         num_public_chunks = num_declared_chunks(num_public_tokens, num_tokens, self._block_size)
-        num_readable_tokens = max(num_tokens - 1, 0)
-        if max_cached_tokens is not None:
-            num_readable_tokens = min(num_readable_tokens, max_cached_tokens)
+        num_readable_tokens = _num_readable(num_tokens, max_cached_tokens)
         return self._tree.walk(tokens, namespace, num_readable_tokens, num_public_chunks)
 
     def acquire(
@@ -140,7 +146,17 @@ class LiveHandles:
         if not priority_seconds > 0:
             raise InvalidArgumentError(f"priority_seconds is {priority_seconds}; give more than 0")
         num_tokens = len(tokens) // TOKEN_BYTES
-        path = self.walk(tokens, namespace, num_public_tokens, max_cached_tokens if use_cache else 0)
+        limit = max_cached_tokens if use_cache else 0
+        path = self.walk(tokens, namespace, num_public_tokens, limit)
+        restorable = self._restorer.find(
+            path,
+            tokens,
+            namespace,
+            num_readable_tokens=_num_readable(num_tokens, limit),
+            num_public_chunks=num_declared_chunks(num_public_tokens, num_tokens, self._block_size),
+        )
+        if restorable.blocks:
+            path = path._replace(partial=None)
         account = self._ledger.find_account(namespace.tenant)
         self._pins.end_due()
         shared_ids = path.block_ids
@@ -153,8 +169,12 @@ class LiveHandles:
         visit = Visit(tick, account, turn.of_request, turn.of_path, priority, priority_ends)
         end = self._blocks.touch(path, visit, is_new_use=True)
         self._pins.hit(end, path.partial)
+        self._tiers.take(restorable.blocks)  # what is evicted now must not take their places
         new_ids = self._blocks.allocate(num_new, account)
-        num_cached_tokens = len(shared_ids) * self._block_size
+        num_cached_tokens = len(shared_ids) * self._block_size + restorable.num_tokens
+        if restorable.blocks:
+            restored_ids = new_ids[: len(restorable.blocks)]
+            self._restorer.restore(end, path.num_chunks, restorable, restored_ids, tokens, visit)
         copies = []
         if source is not None:
             source_id, num_slots = source
@@ -177,6 +197,7 @@ class LiveHandles:
             epoch=self._epoch,
         )
         handle.num_used_blocks = path.num_chunks
+        handle.num_restored_tokens = restorable.num_tokens
         self._handles.add(handle)
         return handle
 
@@ -377,3 +398,9 @@ class LiveHandles:
         if len(chunk) == self._chunk_bytes:
             key = self._tree.key_behind(path.end, path.num_end_blocks, namespace.scope, chunk)
             self._blocks.note_loss(key, Loss.CACHE_OFF, account)
+
+
+def _num_readable(num_tokens: int, max_cached_tokens: int | None) -> int:
+    """So many tokens of a prompt may come from the cache: at least one is left to compute."""
+    num_readable = max(num_tokens - 1, 0)
+    return num_readable if max_cached_tokens is None else min(num_readable, max_cached_tokens)

@@ -19,6 +19,7 @@ class Answer:
     sequences: list[Sequence]
     """Choices that have not ended."""
     num_cached_tokens: int = 0
+    num_restored_tokens: int = 0
     num_output_tokens: int = 0
     started: float | None = None
     """When it first ran."""
@@ -43,6 +44,7 @@ class Answer:
                 cached_tokens=self.num_cached_tokens,
                 computed_tokens=num_prompt_tokens - self.num_cached_tokens,
                 completion_tokens=self.num_output_tokens,
+                restored_tokens=self.num_restored_tokens,
                 is_approximate=self.is_approximate,
             ),
             timing=Timing(

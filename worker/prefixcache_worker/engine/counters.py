@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import prefixcache
 from prefixcache import CacheStats
 from prefixcache_worker.engine.scheduler import Scheduler
-from prefixcache_worker.engine.stats import BlockStats, EngineStats, RequestStats, TokenStats
+from prefixcache_worker.engine.stats import BlockStats, EngineStats, RequestStats, TierStats, TokenStats
 
 
 @dataclass(slots=True)
@@ -15,6 +17,7 @@ class Counters:
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    restored_tokens: int = 0
     generated_tokens: int = 0
     kv_rows_read: int = 0
     kv_rows_unshared: int = 0
@@ -40,7 +43,13 @@ class Counters:
         self.peak_used_slots, self.peak_running = cache.num_used_slots, num_running
 
     def stats(
-        self, cache: CacheStats, scheduler: Scheduler, *, block_bytes: int, block_size: int
+        self,
+        cache: CacheStats,
+        tiers: Sequence[prefixcache.TierStats],
+        scheduler: Scheduler,
+        *,
+        block_bytes: int,
+        block_size: int,
     ) -> EngineStats:
         """These counts, and those of cache and scheduler, as they are now."""
         return EngineStats(
@@ -66,6 +75,7 @@ class Counters:
                 generated=self.generated_tokens,
                 kv_rows_read=self.kv_rows_read,
                 kv_rows_unshared=self.kv_rows_unshared,
+                restored=self.restored_tokens,
             ),
             requests=RequestStats(
                 waiting=len(scheduler.waiting),
@@ -78,5 +88,16 @@ class Counters:
                 followed=scheduler.waiting.num_parked,
                 steps=self.steps,
                 peak_running=self.peak_running,
+            ),
+            tiers=tuple(
+                TierStats(
+                    name=tier.name,
+                    num_blocks=tier.num_blocks,
+                    used_blocks=tier.num_used,
+                    stored=tier.num_stored,
+                    restored=tier.num_restored,
+                    evicted=tier.num_evicted,
+                )
+                for tier in tiers
             ),
         )

@@ -28,6 +28,7 @@ from prefixcache_worker.engine.sampler import sample, take_rows
 from prefixcache_worker.engine.scheduler import Refusal, Scheduler
 from prefixcache_worker.engine.sequence import Sequence
 from prefixcache_worker.engine.stats import EngineStats
+from prefixcache_worker.engine.tier_mover import TierMover
 from prefixcache_worker.errors import InvalidRequestError, NotFiniteError
 from prefixcache_worker.model.model import Model
 
@@ -79,6 +80,7 @@ class Engine:
         eos_token_ids: tuple[int, ...],
         config: EngineConfig,
         attention: AttentionBackend = CpuAttention,
+        tier_mover: TierMover | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         assert (cache.num_blocks, cache.block_size) == (kv_store.num_blocks, kv_store.block_size)
@@ -94,6 +96,7 @@ class Engine:
         self._planner = AttentionPlanner(
             cache.block_size, distinct_windows(self._shape), share=config.share_reads
         )
+        self._tier_mover = tier_mover
         self._token_bytes = token_bytes
         self._eos_token_ids = frozenset(eos_token_ids)
         self._clock = clock
@@ -182,6 +185,8 @@ class Engine:
         its tenant's ceiling; with NotPublisherError if it may not declare tokens public.
         """
         schedule = self._scheduler.schedule()
+        if self._tier_mover is not None:
+            self._tier_mover.run()
         outputs = self._refuse(schedule.refusals)
         return outputs + self._run([span for span in schedule.spans if span.sequence.key in self._answers])
 
@@ -216,7 +221,11 @@ class Engine:
         cache, scheduler = self.cache.stats(), self._scheduler
         self._counters.note_peaks(cache, num_running=len(scheduler.running))
         stats = self._counters.stats(
-            cache, scheduler, block_bytes=self.kv_store.block_bytes, block_size=self.cache.block_size
+            cache,
+            self.cache.tier_stats(),
+            scheduler,
+            block_bytes=self.kv_store.block_bytes,
+            block_size=self.cache.block_size,
         )
         if reset_peaks:
             self._counters.reset_peaks(cache, num_running=len(scheduler.running))
@@ -249,6 +258,8 @@ class Engine:
                 answer.num_cached_tokens = sequence.running_handle.num_cached_tokens
                 self._counters.prompt_tokens += sequence.num_prompt_tokens
                 self._counters.cached_tokens += answer.num_cached_tokens
+                answer.num_restored_tokens = sequence.running_handle.num_restored_tokens
+                self._counters.restored_tokens += answer.num_restored_tokens
 
     def _fail_what_is_no_number(self, batch: Batch, logits: torch.Tensor) -> list[Output]:
         """Give up the requests with a row of logits from which nothing can be drawn."""

@@ -17,6 +17,7 @@ from prefixcache import (
     NodeDump,
     OutOfBlocksError,
     PendingCopiesError,
+    TierStats,
     TokenIds,
     TreeView,
     pack_tokens,
@@ -38,6 +39,8 @@ class OwnBlocks:
     """What the pending copies read, kept until they are complete."""
     num_cached_tokens: int = 0
     """Always 0: nothing is found, everything is computed."""
+    num_restored_tokens: int = 0
+    """Always 0."""
     extent_blocks: int = 1
 
     @property
@@ -177,6 +180,10 @@ class UnsharedCache:
         self._drop_copies(handle)
         self._pool.release(handle.extents)
         handle.extents, handle.block_table = [], []
+
+    def tier_stats(self) -> list[TierStats]:
+        """None: nothing stays that a tier could take."""
+        return []
 
     def stats(self) -> CacheStats:
         """Counts as they are now; a reserved block is live. O(live handles)."""
