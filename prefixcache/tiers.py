@@ -119,10 +119,11 @@ class Tiers:
         for i, (block, block_id) in enumerate(zip(blocks, block_ids, strict=True)):
             tier = self._tiers[block.tier - 1]
             self._moves.append(TierMove(Place(block.tier, block.place), Place(POOL, block_id)))
-            if i < len(blocks) - num_staying:
-                tier.free(block)
-            else:
+            is_staying = i >= len(blocks) - num_staying
+            if is_staying and self.get(block.key) is None:  # else a block with an equal key came meanwhile
                 tier.put_back(block)
+            else:
+                tier.free(block)
 
     def clear(self) -> None:
         """Forget everything. Moves that were ordered stay, since sequences may wait for them. O(places)."""
