@@ -24,10 +24,16 @@ from prefixcache.pins import PinTable
 from prefixcache.quota import TenantAccount, TenantLedger
 from prefixcache.radix_node import Visit
 from prefixcache.radix_tree import Path, RadixTree
-from prefixcache.restoring import Restorer
+from prefixcache.restoring import NOTHING, Restorer
 from prefixcache.sightings import TenantSightings
 from prefixcache.tiers import Tiers
-from prefixcache.token_chunks import TOKEN_BYTES, TokenIds, num_declared_chunks, pack_tokens
+from prefixcache.token_chunks import (
+    TOKEN_BYTES,
+    TokenIds,
+    num_declared_chunks,
+    num_readable_tokens,
+    pack_tokens,
+)
 
 
 class LiveHandles:
@@ -116,8 +122,8 @@ class LiveHandles:
         """The longest path for a prompt, of which at least one token must be left to compute."""
         num_tokens = len(tokens) // TOKEN_BYTES
         num_public_chunks = num_declared_chunks(num_public_tokens, num_tokens, self._block_size)
-        num_readable_tokens = _num_readable(num_tokens, max_cached_tokens)
-        return self._tree.walk(tokens, namespace, num_readable_tokens, num_public_chunks)
+        num_readable = num_readable_tokens(num_tokens, max_cached_tokens)
+        return self._tree.walk(tokens, namespace, num_readable, num_public_chunks)
 
     def acquire(
         self,
@@ -148,15 +154,12 @@ class LiveHandles:
         num_tokens = len(tokens) // TOKEN_BYTES
         limit = max_cached_tokens if use_cache else 0
         path = self.walk(tokens, namespace, num_public_tokens, limit)
-        restorable = self._restorer.find(
-            path,
-            tokens,
-            namespace,
-            num_readable_tokens=_num_readable(num_tokens, limit),
-            num_public_chunks=num_declared_chunks(num_public_tokens, num_tokens, self._block_size),
-        )
-        if restorable.blocks:
-            path = path._replace(partial=None)
+        restorable = NOTHING
+        if self._tiers.has_blocks:
+            num_readable = num_readable_tokens(num_tokens, limit)
+            restorable = self._restorer.find(path, tokens, namespace, num_readable, num_public_tokens)
+            if restorable.blocks:
+                path = path._replace(partial=None)
         account = self._ledger.find_account(namespace.tenant)
         self._pins.end_due()
         shared_ids = path.block_ids
@@ -398,9 +401,3 @@ class LiveHandles:
         if len(chunk) == self._chunk_bytes:
             key = self._tree.key_behind(path.end, path.num_end_blocks, namespace.scope, chunk)
             self._blocks.note_loss(key, Loss.CACHE_OFF, account)
-
-
-def _num_readable(num_tokens: int, max_cached_tokens: int | None) -> int:
-    """So many tokens of a prompt may come from the cache: at least one is left to compute."""
-    num_readable = max(num_tokens - 1, 0)
-    return num_readable if max_cached_tokens is None else min(num_readable, max_cached_tokens)

@@ -13,7 +13,7 @@ from prefixcache.radix_node import RadixNode, Visit
 from prefixcache.radix_tree import Path, RadixTree
 from prefixcache.tier import TieredBlock, TieredPath
 from prefixcache.tiers import Tiers
-from prefixcache.token_chunks import TOKEN_BYTES, num_common_tokens
+from prefixcache.token_chunks import TOKEN_BYTES, num_common_tokens, num_declared_chunks
 
 
 class Restorable(NamedTuple):
@@ -46,11 +46,10 @@ class Restorer:
         path: Path,
         tokens: bytes,
         namespace: Namespace,
-        *,
         num_readable_tokens: int,
-        num_public_chunks: int,
+        num_public_tokens: int,
     ) -> Restorable:
-        """The longest run of blocks behind `path`, which `walk` gave for the same arguments.
+        """The longest run of blocks behind `path`, which the tree gave for the same arguments.
 
         Each block is found by its key and confirmed by comparing all tokens up to its end, and who may
         read it: a collision costs a miss. Nothing, when what the tree has of the next block is no less.
@@ -59,11 +58,12 @@ class Restorer:
         num_tokens, block_size = len(tokens) // TOKEN_BYTES, self._tree.block_size
         # Of the last block, a part may be readable; but the prompt has all its tokens.
         end_chunk = min(-(-num_readable_tokens // block_size), num_tokens // block_size)
-        if not self._tiers.has_blocks or path.num_chunks >= end_chunk:
+        if path.num_chunks >= end_chunk:
             return NOTHING
         search = _Search(self._tiers, self._block_keys, tokens, namespace, end_chunk, self._chunk_bytes)
         key = self._tree.key_at(path.end, path.num_end_blocks)
         if path.end.is_root or path.end.is_public:
+            num_public_chunks = num_declared_chunks(num_public_tokens, num_tokens, block_size)
             found = search.longest(key, path.num_chunks, num_public_chunks)
         else:
             num_above = sum(len(node.block_ids) for node in path.end.lineage() if node.is_public)

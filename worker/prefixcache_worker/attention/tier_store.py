@@ -74,9 +74,7 @@ def file_tier(path: str, num_places: int, record_bytes: int) -> TierStore:
         finally:
             os.close(descriptor)
     except FileExistsError as error:
-        raise ConfigError(
-            f"--tier-file: {path} exists; it would be overwritten, so name a new file"
-        ) from error
+        raise ConfigError(f"--tier-file: {path} exists and would be overwritten; name a new file") from error
     except OSError as error:
         raise ConfigError(
             f"--tier-file: cannot make {path} with {num_bytes} bytes: {error.strerror}; "

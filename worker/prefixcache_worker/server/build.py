@@ -135,7 +135,8 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
     attention = choose_backend(config.attention, kv_store)
     model = _made_ready(model, kv_store, attention, config, context_length)
     event_log = new_event_log()
-    tiers = build_tiers(config, model, kv_store, attention)
+    memory_bytes = _memory_bytes() - (pool_size.pool_bytes if config.device == "cpu" else 0)
+    tiers = build_tiers(config, model, kv_store, attention, memory_bytes=memory_bytes)
     cache = make_cache(
         config.scheme,
         num_blocks=pool_size.num_blocks,

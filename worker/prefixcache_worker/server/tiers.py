@@ -41,11 +41,16 @@ class WorkerTiers(NamedTuple):
 
 
 def build_tiers(
-    config: WorkerConfig, model: Model, kv_store: KvStore, attention: AttentionBackend
+    config: WorkerConfig,
+    model: Model,
+    kv_store: KvStore,
+    attention: AttentionBackend,
+    *,
+    memory_bytes: int,
 ) -> WorkerTiers:
     """Make room for the tiers, and measure when they are worth copying from. Raises ConfigError.
 
-    Requires a pool that nobody uses yet: its rows are overwritten.
+    `memory_bytes` is what the pool has left of the machine's memory. Requires a pool that nobody uses yet: its rows are overwritten.
     """
     if (config.tier_file is None) != (config.tier_file_size is None):
         given, missing = "--tier-file", "--tier-file-size"
@@ -61,6 +66,12 @@ def build_tiers(
         )
     names, stores = [], []
     if config.tier_memory is not None:
+        if config.tier_memory > memory_bytes:
+            # The kernel would promise it, and kill us when the pages are touched.
+            raise ConfigError(
+                f"--tier-memory: {format_memory(config.tier_memory)} is more than the "
+                f"{format_memory(max(0, memory_bytes))} of memory that the KV pool leaves; ask for less"
+            )
         num_places = _num_places("--tier-memory", config.tier_memory, kv_store)
         names.append("memory")
         stores.append(memory_tier(num_places, kv_store.record_bytes, device=kv_store.device))
