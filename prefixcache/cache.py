@@ -152,7 +152,6 @@ class PrefixCache:
             ledger=self._ledger,
             pins=self._pins,
             sightings=sightings,
-            tiers=self._tiers,
             restorer=Restorer(self._tree, self._blocks, self._tiers, self._block_keys),
             clock=clock,
         )

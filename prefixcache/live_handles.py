@@ -26,7 +26,6 @@ from prefixcache.radix_node import Visit
 from prefixcache.radix_tree import Path, RadixTree
 from prefixcache.restoring import NOTHING, Restorer
 from prefixcache.sightings import TenantSightings
-from prefixcache.tiers import Tiers
 from prefixcache.token_chunks import (
     TOKEN_BYTES,
     TokenIds,
@@ -55,7 +54,6 @@ class LiveHandles:
         "_pool",
         "_restorer",
         "_sightings",
-        "_tiers",
         "_tree",
     )
 
@@ -67,7 +65,6 @@ class LiveHandles:
         ledger: TenantLedger,
         pins: PinTable,
         sightings: TenantSightings | None,
-        tiers: Tiers,
         restorer: Restorer,
         clock: Callable[[], float],
     ) -> None:
@@ -79,7 +76,6 @@ class LiveHandles:
         self._ledger = ledger
         self._pins = pins
         self._sightings = sightings
-        self._tiers = tiers
         self._restorer = restorer
         self._clock = clock
         self._handles: set[CacheHandle] = set()
@@ -155,7 +151,7 @@ class LiveHandles:
         limit = max_cached_tokens if use_cache else 0
         path = self.walk(tokens, namespace, num_public_tokens, limit)
         restorable = NOTHING
-        if self._tiers.has_blocks:
+        if self._restorer.has_blocks:
             num_readable = num_readable_tokens(num_tokens, limit)
             restorable = self._restorer.find(path, tokens, namespace, num_readable, num_public_tokens)
             if restorable.blocks:
@@ -172,7 +168,7 @@ class LiveHandles:
         visit = Visit(tick, account, turn.of_request, turn.of_path, priority, priority_ends)
         end = self._blocks.touch(path, visit, is_new_use=True)
         self._pins.hit(end, path.partial)
-        self._tiers.take(restorable.blocks)  # what is evicted now must not take their places
+        self._restorer.take(restorable)  # what is evicted now must not take their places
         new_ids = self._blocks.allocate(num_new, account)
         num_cached_tokens = len(shared_ids) * self._block_size + restorable.num_tokens
         if restorable.blocks:

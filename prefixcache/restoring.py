@@ -41,6 +41,11 @@ class Restorer:
         self._block_keys = block_keys
         self._chunk_bytes = tree.chunk_bytes
 
+    @property
+    def has_blocks(self) -> bool:
+        """Whether the tiers have anything at all. O(tiers)."""
+        return self._tiers.has_blocks
+
     def find(
         self,
         path: Path,
@@ -75,6 +80,10 @@ class Restorer:
             return NOTHING
         return Restorable(found, num_restored, int(end_token > num_readable_tokens))
 
+    def take(self, restorable: Restorable) -> None:
+        """Take what was found out of the tiers, before anything is evicted to them. O(blocks)."""
+        self._tiers.take(restorable.blocks)
+
     def restore(
         self,
         end: RadixNode,
@@ -86,8 +95,8 @@ class Restorer:
     ) -> None:
         """Order the copies to these blocks, and put those that are read as a whole into the tree.
 
-        Requires: the tiers' blocks were taken before anything was evicted; those of the pool are live;
-        `end` is the end of the path touched last. O(bytes + log nodes).
+        Requires: taken before; the blocks of the pool are live, and `end` is the end of the path touched
+        last. O(bytes + log nodes).
         """
         blocks = restorable.blocks
         self._tiers.restore(blocks, block_ids, num_staying=restorable.num_partial)

@@ -83,7 +83,7 @@ def test_the_rule_is_measured_for_every_tier(tmp_path: Path) -> None:
         ({"tier_memory": 100}, "--tier-memory: 100B is less than one block of 8KiB; give more"),
         (
             {"tier_memory": 1 << 60},
-            "--tier-memory: .* is more than the .* that the KV pool leaves; ask for less",
+            "--tier-memory: .* is more than the .* that the KV pool leaves",
         ),
         ({"tier_memory": 1 << 20, "scheme": "paged"}, "--scheme paged: .*drop --tier-memory and --tier-file"),
     ],

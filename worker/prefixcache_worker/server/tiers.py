@@ -50,7 +50,8 @@ def build_tiers(
 ) -> WorkerTiers:
     """Make room for the tiers, and measure when they are worth copying from. Raises ConfigError.
 
-    `memory_bytes` is what the pool has left of the machine's memory. Requires a pool that nobody uses yet: its rows are overwritten.
+    `memory_bytes` is what the pool has left of the machine's memory. Requires a pool that nobody uses yet:
+    its rows are overwritten.
     """
     if (config.tier_file is None) != (config.tier_file_size is None):
         given, missing = "--tier-file", "--tier-file-size"
@@ -91,6 +92,10 @@ def build_tiers(
             1e3 * seconds,
             1e3 * rule.compute_seconds,
         )
+        if seconds >= rule.compute_seconds:
+            logger.warning(
+                "what is faster computed is not copied back from the tier in %s; leave it out", name
+            )
     return WorkerTiers(tuple(names), tuple(stores), rule)
 
 
