@@ -6,6 +6,7 @@ import random
 from functools import cache
 
 import pytest
+import torch
 from support.dense_attention import dense_greedy
 from support.hand_engine import HandEngine, reference, reference_model, stream
 from support.recorded_runs import Logits, RecordedRuns, assert_same
@@ -13,6 +14,7 @@ from support.tiny_model import tiny_decoder
 
 from prefixcache import Namespace
 from prefixcache_worker.attention.kv_format import choose_format
+from prefixcache_worker.attention.tier_store import TierStore
 from prefixcache_worker.engine.request import SamplingParams
 from prefixcache_worker.model.model import AttentionWindow, Model
 
@@ -152,6 +154,28 @@ def test_a_reset_while_rows_come_back_loses_none_of_them() -> None:
     assert engine.tokens(request_id) == reference(PROMPT, 3)
     assert engine.engine.stats().tiers[0].used_blocks == 0
     assert engine.generate(PROMPT, 3) == reference(PROMPT, 3)
+
+
+def test_after_a_copy_that_failed_nothing_is_taken_for_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = HandEngine(num_blocks=8, tiers=[8])
+    engine.generate(PROMPT)
+    fill_pool(engine)
+    engine.add(PROMPT)
+
+    def fail(*_: object) -> torch.Tensor:
+        raise RuntimeError("no memory left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TierStore, "read", fail)
+        with pytest.raises(RuntimeError, match="no memory left"):
+            engine.engine.step()
+    engine.engine.fail_all(RuntimeError("given up"))
+    engine.engine.check()
+    assert engine.cache.dump() == []
+    request_id = engine.add(PROMPT, 3)
+    engine.run()
+    assert engine.tokens(request_id) == reference(PROMPT, 3)
+    assert engine.num_cached(request_id) == 0
 
 
 def test_no_tenant_gets_the_rows_of_another() -> None:

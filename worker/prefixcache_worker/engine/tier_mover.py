@@ -28,11 +28,18 @@ class TierMover:
         self.execute(self._cache.take_moves())
 
     def execute(self, moves: Sequence[TierMove]) -> None:
-        """The same as one move after the other, in as few copies as that allows."""
+        """The same as one move after the other, in as few copies as that allows.
+
+        When one fails, nobody knows any more what is cached where: the cache is reset, and the error goes on.
+        """
         num_at_once = max(1, MAX_COPY_BYTES // self._kv_store.record_bytes)
-        for batch in batches_of(moves):
-            for start in range(0, len(batch), num_at_once):
-                self._copy(batch[start : start + num_at_once])
+        try:
+            for batch in batches_of(moves):
+                for start in range(0, len(batch), num_at_once):
+                    self._copy(batch[start : start + num_at_once])
+        except Exception:
+            self._cache.reset()
+            raise
 
     def _copy(self, batch: Sequence[TierMove]) -> None:
         (source_tier, _), (target_tier, _) = batch[0]
