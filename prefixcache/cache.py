@@ -422,8 +422,8 @@ class PrefixCache:
     def begin_save(self, *, model: str = "", layout: str = "", dtype: str = "") -> RunningSave:
         """Begin what `save` does as a whole, so that another thread can write while the cache goes on.
 
-        Requires: `RunningSave.end` is called on this thread. Raises PendingMovesError. O(nodes + blocks), and until the end O(1)
-        for each block that becomes free.
+        Requires: `RunningSave.end` is called on this thread. Raises PendingMovesError when rows are still to
+        come from a tier. O(nodes + blocks), and until the end O(1) for each block that becomes free.
         """
         self._require_no_moves()
         tree = copy_tree(self._tree, self._blocks.last_tick)
