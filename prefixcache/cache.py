@@ -31,7 +31,6 @@ from prefixcache.running_save import RunningSave
 from prefixcache.sightings import TenantSightings
 from prefixcache.snapshot import RowReader, RowWriter, open_snapshot
 from prefixcache.snapshot_tree import copy_tree, restore_blocks
-from prefixcache.tier import TierStats
 from prefixcache.tiers import NumWorthRestoring, TierMove, Tiers
 from prefixcache.token_chunks import TOKEN_BYTES, ChunkHash, TokenIds, pack_tokens
 from prefixcache.traffic_sample import TrafficSample
@@ -344,10 +343,6 @@ class PrefixCache:
         """
         return self._tiers.take_moves()
 
-    def tier_stats(self) -> list[TierStats]:
-        """Counts of every tier, the nearest first. O(tiers)."""
-        return self._tiers.stats()
-
     def set_quota(self, tenant: str, quota: TenantQuota) -> None:
         """Change a tenant's bounds, from now on. Nothing is evicted at once.
 
@@ -468,7 +463,7 @@ class PrefixCache:
         return parents
 
     def stats(self) -> CacheStats:
-        """Counts as they are now. O(live handles + pinned blocks)."""
+        """Counts as they are now. O(live handles + pinned blocks + tiers)."""
         self._pins.end_due()
         num_free, num_idle = self._pool.num_free, self._pool.num_idle + self._pins.num_pinned_only
         num_live = self.num_blocks - num_free - num_idle
@@ -483,6 +478,7 @@ class PrefixCache:
             num_evicted=self._blocks.num_evicted,
             num_copied=self._handles.num_copied,
             num_nodes=self._tree.num_nodes,
+            tiers=self._tiers.stats(),
         )
 
     def policy_state(self) -> PolicyState:

@@ -130,9 +130,9 @@ class Tiers:
         for tier in self._tiers:
             tier.clear()
 
-    def stats(self) -> list[TierStats]:
-        """The nearest first."""
-        return [tier.stats() for tier in self._tiers]
+    def stats(self) -> tuple[TierStats, ...]:
+        """The nearest first. O(tiers)."""
+        return tuple(tier.stats() for tier in self._tiers)
 
     def check(self, num_pool_blocks: int) -> None:
         """Raise AssertionError if an invariant is broken. For tests. O(places)."""

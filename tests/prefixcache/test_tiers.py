@@ -45,7 +45,7 @@ def restored(cache: PrefixCache, prompt: list[int], namespace: Namespace = NAMES
 
 
 def used(cache: PrefixCache) -> list[int]:
-    return [stats.num_used for stats in cache.tier_stats()]
+    return [stats.num_used for stats in cache.stats().tiers]
 
 
 def test_evicted_blocks_are_kept_deepest_coldest_and_come_back_in_order() -> None:
@@ -71,11 +71,11 @@ def test_what_one_tier_gives_up_the_next_takes_and_the_last_drops() -> None:
     cache = make_cache(2, 3)
     run(cache, tokens(1, 7))
     cache.evict(8)
-    near, far = cache.tier_stats()
+    near, far = cache.stats().tiers
     assert (near.num_used, near.num_stored, near.num_evicted) == (2, 7, 5)
     assert (far.num_used, far.num_stored, far.num_evicted) == (3, 5, 2)
     assert restored(cache, tokens(1, 7)) == 5 * SIZE  # the two deepest are lost
-    near, far = cache.tier_stats()
+    near, far = cache.stats().tiers
     assert (near.num_used, near.num_restored, far.num_used, far.num_restored) == (0, 2, 0, 3)
 
 
@@ -95,7 +95,7 @@ def test_a_block_that_was_computed_again_is_not_copied_again() -> None:
         run(cache, tokens(1, 3))
         cache.evict(8)
     assert len(cache.take_moves()) == 3
-    assert [(stats.num_used, stats.num_stored) for stats in cache.tier_stats()] == [(3, 3)]
+    assert [(stats.num_used, stats.num_stored) for stats in cache.stats().tiers] == [(3, 3)]
 
 
 def test_a_block_evicted_again_is_as_good_as_stored_now() -> None:
@@ -281,7 +281,7 @@ def test_the_rule_decides_over_the_blocks_found() -> None:
     assert handle is not None
     tiered.finish(handle)
     tiered.evict(8)
-    assert tiered.cache.tier_stats()[1].num_used == 4
+    assert tiered.cache.stats().tiers[1].num_used == 4
     handle = tiered.acquire(tokens(1, 6), NAMESPACE)
     assert handle is not None
     assert handle.num_restored_tokens == 2 * SIZE  # those of the near tier

@@ -152,7 +152,7 @@ class TieredCache:
         self.cache.check()
         if not self.may_miss:
             num_kept = [len(self.kept_in(tier)) for tier in range(1, len(self.sizes) + 1)]
-            assert [stats.num_used for stats in self.cache.tier_stats()] == num_kept
+            assert [stats.num_used for stats in self.cache.stats().tiers] == num_kept
         if self.cache._tiers.num_pending_moves:
             return
         for prefix, found in read_tree(self.cache).items():

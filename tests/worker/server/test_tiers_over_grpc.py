@@ -69,7 +69,7 @@ def test_the_rule_is_measured_for_every_tier(tmp_path: Path) -> None:
     file = {"tier_file": str(tmp_path / "tier"), "tier_file_size": 20 * RECORD_BYTES}
     config = WorkerConfig(kv_blocks=8, tier_memory=3 * RECORD_BYTES + 5, **file)
     cache = assemble_worker(tiny(), config).engine_loop._engine.cache
-    assert [(stats.name, stats.num_blocks) for stats in cache.tier_stats()] == [("memory", 3), ("file", 20)]
+    assert [(stats.name, stats.num_blocks) for stats in cache.stats().tiers] == [("memory", 3), ("file", 20)]
     rule = cache._tiers._num_worth_restoring
     assert len(rule.copy_seconds) == 2
     assert all(seconds > 0 for seconds in (*rule.copy_seconds, rule.compute_seconds))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import prefixcache
 from prefixcache import CacheStats
+from prefixcache_worker.engine.answer import Answer
 from prefixcache_worker.engine.scheduler import Scheduler
 from prefixcache_worker.engine.stats import BlockStats, EngineStats, RequestStats, TierStats, TokenStats
 
@@ -30,6 +29,17 @@ class Counters:
     peak_used_slots: int = 0
     peak_running: int = 0
 
+    def note_start(self, answer: Answer) -> None:
+        """A prompt runs for the first time."""
+        self.prompt_tokens += len(answer.request.prompt_token_ids)
+        self.cached_tokens += answer.num_cached_tokens
+        self.restored_tokens += answer.num_restored_tokens
+
+    def note_rows(self, num_read: int, num_unshared: int) -> None:
+        """A step has read so many rows of KV, and would have read so many without sharing."""
+        self.kv_rows_read += num_read
+        self.kv_rows_unshared += num_unshared
+
     def note_peaks(self, cache: CacheStats, *, num_running: int) -> None:
         """Raise the peaks to what is held now."""
         self.peak_live = max(self.peak_live, cache.num_live)
@@ -45,7 +55,6 @@ class Counters:
     def stats(
         self,
         cache: CacheStats,
-        tiers: Sequence[prefixcache.TierStats],
         scheduler: Scheduler,
         *,
         block_bytes: int,
@@ -98,6 +107,6 @@ class Counters:
                     restored=tier.num_restored,
                     evicted=tier.num_evicted,
                 )
-                for tier in tiers
+                for tier in cache.tiers
             ),
         )

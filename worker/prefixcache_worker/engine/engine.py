@@ -205,11 +205,8 @@ class Engine:
         except Exception as error:
             logger.exception("step failed; the requests in it are given up")
             return self._fail({span.sequence.key for span in scheduled}, error)
-        num_rows_read, num_rows_unshared = rows_per_layer(
-            batch.plans, self._shape, self.config.approximation.sparse_reads
-        )
-        self._counters.kv_rows_read += num_rows_read
-        self._counters.kv_rows_unshared += num_rows_unshared
+        sparse_reads = self.config.approximation.sparse_reads
+        self._counters.note_rows(*rows_per_layer(batch.plans, self._shape, sparse_reads))
         return self._apply(batch, logits)
 
     def fail_all(self, error: Exception) -> list[Output]:
@@ -221,11 +218,7 @@ class Engine:
         cache, scheduler = self.cache.stats(), self._scheduler
         self._counters.note_peaks(cache, num_running=len(scheduler.running))
         stats = self._counters.stats(
-            cache,
-            self.cache.tier_stats(),
-            scheduler,
-            block_bytes=self.kv_store.block_bytes,
-            block_size=self.cache.block_size,
+            cache, scheduler, block_bytes=self.kv_store.block_bytes, block_size=self.cache.block_size
         )
         if reset_peaks:
             self._counters.reset_peaks(cache, num_running=len(scheduler.running))
@@ -254,12 +247,8 @@ class Engine:
         for sequence, _ in scheduled:
             answer = self._answers[sequence.key]
             if answer.started is None:
-                answer.started = now
-                answer.num_cached_tokens = sequence.running_handle.num_cached_tokens
-                self._counters.prompt_tokens += sequence.num_prompt_tokens
-                self._counters.cached_tokens += answer.num_cached_tokens
-                answer.num_restored_tokens = sequence.running_handle.num_restored_tokens
-                self._counters.restored_tokens += answer.num_restored_tokens
+                answer.start(now, sequence.running_handle)
+                self._counters.note_start(answer)
 
     def _fail_what_is_no_number(self, batch: Batch, logits: torch.Tensor) -> list[Output]:
         """Give up the requests with a row of logits from which nothing can be drawn."""

@@ -17,7 +17,6 @@ from prefixcache import (
     NodeDump,
     OutOfBlocksError,
     PendingCopiesError,
-    TierStats,
     TokenIds,
     TreeView,
     pack_tokens,
@@ -180,10 +179,6 @@ class UnsharedCache:
         self._drop_copies(handle)
         self._pool.release(handle.extents)
         handle.extents, handle.block_table = [], []
-
-    def tier_stats(self) -> list[TierStats]:
-        """None: nothing stays that a tier could take."""
-        return []
 
     def stats(self) -> CacheStats:
         """Counts as they are now; a reserved block is live. O(live handles)."""
