@@ -14,6 +14,7 @@ from prefixcache.errors import (
     NotPublisherError,
     OutOfBlocksError,
     PendingCopiesError,
+    PendingMovesError,
     PinExpiredError,
     PinLimitError,
     PrefixCacheError,
@@ -34,13 +35,17 @@ from prefixcache.pins import Pin
 from prefixcache.policy_state import PolicyState, PolicySwitch
 from prefixcache.quota import TenantQuota, TenantUsage
 from prefixcache.radix_tree import Match
+from prefixcache.restore_rule import RestoreRule
 from prefixcache.snapshot import RowReader, RowWriter
+from prefixcache.tier import TierStats
+from prefixcache.tiers import POOL, NumWorthRestoring, Place, TierMove
 from prefixcache.token_chunks import ChunkHash, PackedTokens, TokenIds, pack_tokens, unpack_tokens
 from prefixcache.tree_view import NodeView, TreeView
 
 __all__ = [
     "HOLE",
     "POLICIES",
+    "POOL",
     "BlockCopy",
     "BlockId",
     "BlockKey",
@@ -72,23 +77,29 @@ __all__ = [
     "NodeView",
     "NotCachedError",
     "NotPublisherError",
+    "NumWorthRestoring",
     "OutOfBlocksError",
     "PackedTokens",
     "PendingCopiesError",
+    "PendingMovesError",
     "Pin",
     "PinExpiredError",
     "PinLimitError",
+    "Place",
     "PolicyState",
     "PolicySwitch",
     "PrefixCache",
     "PrefixCacheError",
     "QuotaExceededError",
+    "RestoreRule",
     "RowReader",
     "RowWriter",
     "SnapshotDamagedError",
     "SnapshotMismatchError",
     "TenantQuota",
     "TenantUsage",
+    "TierMove",
+    "TierStats",
     "TokenIds",
     "Tombstone",
     "TreeView",

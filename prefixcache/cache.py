@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 from xxhash import xxh3_64_intdigest
@@ -13,7 +13,7 @@ from prefixcache.audit import check_references
 from prefixcache.block_keys import BlockKey, BlockKeys
 from prefixcache.block_pool import BlockId, BlockPool, OnFree
 from prefixcache.cached_blocks import CachedBlocks
-from prefixcache.errors import InvalidArgumentError
+from prefixcache.errors import InvalidArgumentError, PendingMovesError
 from prefixcache.events import EventLog, EventState
 from prefixcache.eviction_policies import make_policy
 from prefixcache.explain import Explanation, explain_miss
@@ -26,10 +26,12 @@ from prefixcache.pins import Pin, PinTable
 from prefixcache.policy_state import PolicyState
 from prefixcache.quota import TenantLedger, TenantQuota, TenantUsage
 from prefixcache.radix_tree import Match, RadixTree
+from prefixcache.restoring import Restorer
 from prefixcache.running_save import RunningSave
 from prefixcache.sightings import TenantSightings
 from prefixcache.snapshot import RowReader, RowWriter, open_snapshot
 from prefixcache.snapshot_tree import copy_tree, restore_blocks
+from prefixcache.tiers import NumWorthRestoring, TierMove, Tiers
 from prefixcache.token_chunks import TOKEN_BYTES, ChunkHash, TokenIds, pack_tokens
 from prefixcache.traffic_sample import TrafficSample
 from prefixcache.tree_view import TreeView, view_of_all, view_of_owners
@@ -71,6 +73,8 @@ class PrefixCache:
         key_secret: bytes = b"",
         events: EventLog | None = None,
         history_capacity: int | None = None,
+        tiers: Sequence[tuple[str, int]] = (),
+        num_worth_restoring: NumWorthRestoring = len,
         clock: Callable[[], float] = time.monotonic,
         chunk_hash: ChunkHash = xxh3_64_intdigest,
         on_free: OnFree | None = None,
@@ -87,6 +91,9 @@ class PrefixCache:
         events: where changes of the index are told.
         history_capacity: lost runs remembered, about 300 bytes each; by default 4,096 and one more
             for every 16 blocks.
+        tiers: names and blocks of the places where evicted blocks go, the nearest first.
+        num_worth_restoring: given the tiers, from 1 on, of blocks behind a prompt's match, how many of
+            them to copy and not compute; by default all.
         clock: seconds for the ends of pins and priorities.
         chunk_hash: may be replaced to provoke collisions.
         on_free: told which blocks have just become free, so that a test can poison them.
@@ -112,6 +119,9 @@ class PrefixCache:
         self._sample = None
         if isinstance(eviction_policy, TurnCreditPolicy):
             self._sample = TrafficSample(self._tree, num_blocks, eviction_policy)
+        self._tiers = Tiers(
+            tiers, chunk_bytes=block_size * TOKEN_BYTES, num_worth_restoring=num_worth_restoring
+        )
         self._blocks = CachedBlocks(
             pool=self._pool,
             tree=self._tree,
@@ -120,6 +130,7 @@ class PrefixCache:
             history=self._history,
             events=events,
             sample=self._sample,
+            tiers=self._tiers,
             clock=clock,
         )
         self._pins = PinTable(
@@ -140,6 +151,7 @@ class PrefixCache:
             ledger=self._ledger,
             pins=self._pins,
             sightings=sightings,
+            restorer=Restorer(self._tree, self._blocks, self._tiers, self._block_keys),
             clock=clock,
         )
 
@@ -201,7 +213,8 @@ class PrefixCache:
         What the sequence uses and publishes is evicted after everything of a lower `priority`, for
         `priority_seconds` from now. A block keeps its highest priority, and the longest of these;
         when that ends, it has none. With `is_resumed`, as for a sequence that was preempted, what is
-        found counts as resumed and not as a hit.
+        found counts as resumed and not as a hit. What tiers have behind the match comes into the tree
+        again, in blocks that are new to the pool; their rows come by `take_moves`.
 
         Raises InvalidArgumentError, NotPublisherError when the namespace may not declare tokens
         public, QuotaExceededError, or OutOfBlocksError if the prompt finds no room; nothing has
@@ -322,6 +335,14 @@ class PrefixCache:
         self._pins.end_due()
         return list(self._pins)
 
+    def take_moves(self) -> list[TierMove]:
+        """The copies between pool and tiers ordered since the last time, which the caller executes now.
+
+        Requires: all are executed before any row of the pool is read or written again, pending
+        `handle.copies` too, with the same effect as one after the other. O(1).
+        """
+        return self._tiers.take_moves()
+
     def set_quota(self, tenant: str, quota: TenantQuota) -> None:
         """Change a tenant's bounds, from now on. Nothing is evicted at once.
 
@@ -384,7 +405,8 @@ class PrefixCache:
         any others. Not saved is
         what was promised in seconds: pins, and priorities that end. Written aside and renamed, so
         that at `path` is always a whole snapshot. Raises InvalidArgumentError, OSError, or what
-        `write_row` raises; the former snapshot is still there then. O(bytes).
+        `write_row` raises; PendingMovesError when rows are still to come from a tier. The former snapshot
+        is still there then. O(bytes).
         """
         save = self.begin_save(model=model, layout=layout, dtype=dtype)
         try:
@@ -395,9 +417,10 @@ class PrefixCache:
     def begin_save(self, *, model: str = "", layout: str = "", dtype: str = "") -> RunningSave:
         """Begin what `save` does as a whole, so that another thread can write while the cache goes on.
 
-        Requires: `RunningSave.end` is called on this thread. O(nodes + blocks), and until the end O(1)
-        for each block that becomes free.
+        Requires: `RunningSave.end` is called on this thread. Raises PendingMovesError when rows are still to
+        come from a tier. O(nodes + blocks), and until the end O(1) for each block that becomes free.
         """
+        self._require_no_moves()
         tree = copy_tree(self._tree, self._blocks.last_tick)
         return RunningSave(tree, self._pool, self._snapshot_header(model, layout, dtype))
 
@@ -416,8 +439,10 @@ class PrefixCache:
         SnapshotDamagedError, SnapshotMismatchError when the snapshot is another model's, layout's,
         dtype's, block size's or secret's, InvalidArgumentError when something is cached already or
         the snapshot has rows and `read_row` is not given or the other way round, or OSError;
-        nothing has changed then but the rows of free blocks. O(bytes).
+        nothing has changed then but the rows of free blocks. PendingMovesError when some of those rows
+        are still to be copied to a tier. O(bytes).
         """
+        self._require_no_moves()
         with open_snapshot(path, header=self._snapshot_header(model, layout, dtype)) as snapshot:
             return restore_blocks(snapshot, read_row, self._pool, self._tree, self._blocks, self._ledger)
 
@@ -438,7 +463,7 @@ class PrefixCache:
         return parents
 
     def stats(self) -> CacheStats:
-        """Counts as they are now. O(live handles + pinned blocks)."""
+        """Counts as they are now. O(live handles + pinned blocks + tiers)."""
         self._pins.end_due()
         num_free, num_idle = self._pool.num_free, self._pool.num_idle + self._pins.num_pinned_only
         num_live = self.num_blocks - num_free - num_idle
@@ -453,6 +478,7 @@ class PrefixCache:
             num_evicted=self._blocks.num_evicted,
             num_copied=self._handles.num_copied,
             num_nodes=self._tree.num_nodes,
+            tiers=self._tiers.stats(),
         )
 
     def policy_state(self) -> PolicyState:
@@ -507,6 +533,13 @@ class PrefixCache:
         stats = self.stats()
         assert stats.num_live >= 0
         assert len(self._handles) or not stats.num_live
+
+    def _require_no_moves(self) -> None:
+        if self._tiers.num_pending_moves:
+            raise PendingMovesError(
+                f"{self._tiers.num_pending_moves} copies between pool and tiers are pending; "
+                "take and execute them before"
+            )
 
     def _snapshot_header(self, model: str, layout: str, dtype: str) -> dict[str, str | int]:
         return {

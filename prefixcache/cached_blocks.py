@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from prefixcache.block_keys import BlockKey
+from prefixcache.block_keys import KEY_BYTES, BlockKey, unpack_keys
 from prefixcache.block_pool import BlockId, BlockPool
 from prefixcache.events import EventLog
 from prefixcache.eviction import EvictionOrder
@@ -17,6 +17,7 @@ from prefixcache.namespace import Namespace
 from prefixcache.quota import TenantAccount, TenantLedger
 from prefixcache.radix_node import RadixNode, Visit
 from prefixcache.radix_tree import Path, RadixTree
+from prefixcache.tiers import Tiers
 from prefixcache.traffic_sample import TrafficSample
 from prefixcache.turns import Turn, turn_of
 
@@ -52,6 +53,7 @@ class CachedBlocks:
         "_policy",
         "_pool",
         "_sample",
+        "_tiers",
         "_tree",
     )
 
@@ -64,6 +66,7 @@ class CachedBlocks:
         history: History,
         events: EventLog | None,
         sample: TrafficSample | None,
+        tiers: Tiers,
         clock: Callable[[], float],
     ) -> None:
         """Requires: all are empty, and nobody else changes them."""
@@ -75,6 +78,7 @@ class CachedBlocks:
         self._history = history
         self._journal = Journal(tree, policy, history, events)
         self._sample = sample
+        self._tiers = tiers
         self._clock = clock
         self._graveyard = Graveyard()
         self._last_tick = 0
@@ -281,6 +285,7 @@ class CachedBlocks:
         """
         self._num_changes += 1
         self._pool.forget_cached()
+        self._tiers.clear()
         self._graveyard.bury([*self._order.piles(), *self._ledger.forget_cached(), *self._tree.clear()])
         self._journal.cleared()
         if self._sample is not None:
@@ -305,6 +310,7 @@ class CachedBlocks:
         self._ledger.check(nodes)
         if self._sample is not None:
             self._sample.check()
+        self._tiers.check(self._pool.num_blocks)
 
     def _take_in(self, node: RadixNode, num_blocks: int) -> None:
         """The last `num_blocks` of a node have come into the tree."""
@@ -341,6 +347,8 @@ class CachedBlocks:
         tombstone = Tombstone(
             loss, self._last_tick, seconds, self._policy.name, lost_for, num_blocks, leaf.queue, leaf.turn
         )
+        if self._tiers and not leaf.is_tail(self._tree.block_size):
+            self._tiers.demote(leaf, unpack_keys(self._tree.keys_of(leaf)[-num_blocks * KEY_BYTES :]))
         self._journal.goes(leaf, num_blocks, tombstone)
         self._num_evicted += num_blocks
         leaf.owner.num_evicted_blocks += num_blocks

@@ -45,6 +45,10 @@ class PendingCopiesError(PrefixCacheError):
     """The handle's copies have not been executed, so its rows are not what they should be yet."""
 
 
+class PendingMovesError(PrefixCacheError):
+    """Copies between pool and tiers have not been executed, so not every row is where it should be yet."""
+
+
 class NotPublisherError(PrefixCacheError):
     """The namespace may not write public nodes."""
 

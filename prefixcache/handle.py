@@ -42,6 +42,7 @@ class CacheHandle:
         "num_cached_tokens",
         "num_prompt_tokens",
         "num_public_tokens",
+        "num_restored_tokens",
         "num_used_blocks",
         "tokens",
         "use_cache",
@@ -69,6 +70,8 @@ class CacheHandle:
         self.block_table = block_table
         self.num_cached_tokens = num_cached_tokens
         """Tokens at the beginning whose rows need not be computed once `copies` are executed."""
+        self.num_restored_tokens = 0
+        """Of these, the ones whose rows come from a tier."""
         self.num_prompt_tokens = self.num_tokens
         self.num_public_tokens = num_public_tokens
         self.num_used_blocks = 0
@@ -117,6 +120,7 @@ class CacheHandle:
         )
         fork.num_prompt_tokens = self.num_prompt_tokens
         fork.num_used_blocks = self.num_used_blocks
+        fork.num_restored_tokens = self.num_restored_tokens
         fork.has_holes = self.has_holes
         return fork
 
@@ -141,7 +145,7 @@ class CacheHandle:
         assert len(table) + self.block_table.count(HOLE) == len(self.block_table)
         assert self.has_holes == (HOLE in self.block_table)
         assert self.block_table[-1] != HOLE
-        assert 0 <= self.num_cached_tokens < self.num_tokens
+        assert 0 <= self.num_restored_tokens <= self.num_cached_tokens < self.num_tokens
         assert 0 <= self.num_public_tokens <= self.num_tokens
         assert len(self.copies) <= 1  # for what a pending copy will fill cannot become shared
         assert all(copy.target in table and copy.source not in table for copy in self.copies)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from prefixcache.block_pool import BlockId, BlockPool
 from prefixcache.namespace import decode_fields
 from prefixcache.radix_node import RadixNode
+from prefixcache.tier import TierStats
 from prefixcache.token_chunks import unpack_tokens
 
 
@@ -32,6 +33,8 @@ class CacheStats:
     """Blocks copied so far, counted when the copy is reported as executed."""
     num_nodes: int
     """Nodes of the tree."""
+    tiers: tuple[TierStats, ...] = ()
+    """Of the tiers behind the pool, the nearest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,8 +24,15 @@ from prefixcache.pins import PinTable
 from prefixcache.quota import TenantAccount, TenantLedger
 from prefixcache.radix_node import Visit
 from prefixcache.radix_tree import Path, RadixTree
+from prefixcache.restoring import NOTHING, Restorer
 from prefixcache.sightings import TenantSightings
-from prefixcache.token_chunks import TOKEN_BYTES, TokenIds, num_declared_chunks, pack_tokens
+from prefixcache.token_chunks import (
+    TOKEN_BYTES,
+    TokenIds,
+    num_declared_chunks,
+    num_readable_tokens,
+    pack_tokens,
+)
 
 
 class LiveHandles:
@@ -45,6 +52,7 @@ class LiveHandles:
         "_num_copied",
         "_pins",
         "_pool",
+        "_restorer",
         "_sightings",
         "_tree",
     )
@@ -57,6 +65,7 @@ class LiveHandles:
         ledger: TenantLedger,
         pins: PinTable,
         sightings: TenantSightings | None,
+        restorer: Restorer,
         clock: Callable[[], float],
     ) -> None:
         self._block_size = tree.block_size
@@ -67,6 +76,7 @@ class LiveHandles:
         self._ledger = ledger
         self._pins = pins
         self._sightings = sightings
+        self._restorer = restorer
         self._clock = clock
         self._handles: set[CacheHandle] = set()
         self._epoch = 0
@@ -108,10 +118,8 @@ class LiveHandles:
         """The longest path for a prompt, of which at least one token must be left to compute."""
         num_tokens = len(tokens) // TOKEN_BYTES
         num_public_chunks = num_declared_chunks(num_public_tokens, num_tokens, self._block_size)
-        num_readable_tokens = max(num_tokens - 1, 0)
-        if max_cached_tokens is not None:
-            num_readable_tokens = min(num_readable_tokens, max_cached_tokens)
-        return self._tree.walk(tokens, namespace, num_readable_tokens, num_public_chunks)
+        num_readable = num_readable_tokens(num_tokens, max_cached_tokens)
+        return self._tree.walk(tokens, namespace, num_readable, num_public_chunks)
 
     def acquire(
         self,
@@ -140,7 +148,14 @@ class LiveHandles:
         if not priority_seconds > 0:
             raise InvalidArgumentError(f"priority_seconds is {priority_seconds}; give more than 0")
         num_tokens = len(tokens) // TOKEN_BYTES
-        path = self.walk(tokens, namespace, num_public_tokens, max_cached_tokens if use_cache else 0)
+        limit = max_cached_tokens if use_cache else 0
+        path = self.walk(tokens, namespace, num_public_tokens, limit)
+        restorable = NOTHING
+        if self._restorer.has_blocks:
+            num_readable = num_readable_tokens(num_tokens, limit)
+            restorable = self._restorer.find(path, tokens, namespace, num_readable, num_public_tokens)
+            if restorable.blocks:
+                path = path._replace(partial=None)
         account = self._ledger.find_account(namespace.tenant)
         self._pins.end_due()
         shared_ids = path.block_ids
@@ -153,8 +168,12 @@ class LiveHandles:
         visit = Visit(tick, account, turn.of_request, turn.of_path, priority, priority_ends)
         end = self._blocks.touch(path, visit, is_new_use=True)
         self._pins.hit(end, path.partial)
+        self._restorer.take(restorable)  # what is evicted now must not take their places
         new_ids = self._blocks.allocate(num_new, account)
-        num_cached_tokens = len(shared_ids) * self._block_size
+        num_cached_tokens = len(shared_ids) * self._block_size + restorable.num_tokens
+        if restorable.blocks:
+            restored_ids = new_ids[: len(restorable.blocks)]
+            self._restorer.restore(end, path.num_chunks, restorable, restored_ids, tokens, visit)
         copies = []
         if source is not None:
             source_id, num_slots = source
@@ -177,6 +196,7 @@ class LiveHandles:
             epoch=self._epoch,
         )
         handle.num_used_blocks = path.num_chunks
+        handle.num_restored_tokens = restorable.num_tokens
         self._handles.add(handle)
         return handle
 

@@ -321,14 +321,16 @@ class RadixTree:
 
     def key_behind(self, end: RadixNode, num_end_blocks: int, scope: bytes, chunk: bytes) -> BlockKey:
         """The key of a block behind a path, whether or not it is there. Costs as `keys_of`."""
-        if num_end_blocks:
-            keys = self.keys_of(end)
-            parent_key = BlockKey(keys[(num_end_blocks - 1) * KEY_BYTES : num_end_blocks * KEY_BYTES])
-        else:
-            parent_key = self._block_keys.root(end.scope)
+        parent_key = self.key_at(end, num_end_blocks)
         if end.is_root or end.scope != scope:
             parent_key = self._block_keys.enter(parent_key, scope)
         return self._block_keys.chain(parent_key, chunk)[0]
+
+    def key_at(self, end: RadixNode, num_end_blocks: int) -> BlockKey:
+        """The key of the last block of a path, or what the empty path starts from. Costs as `keys_of`."""
+        if not num_end_blocks:
+            return self._block_keys.root(end.scope)
+        return BlockKey(self.keys_of(end)[(num_end_blocks - 1) * KEY_BYTES : num_end_blocks * KEY_BYTES])
 
     def clear(self) -> list[Pile]:
         """Drop all nodes, and return what held them, to be taken apart. O(scopes)."""

@@ -74,6 +74,12 @@ def num_declared_chunks(num_public_tokens: int, num_tokens: int, block_size: int
     return num_public_tokens // block_size
 
 
+def num_readable_tokens(num_tokens: int, max_cached_tokens: int | None) -> int:
+    """So many of a prompt's tokens may come from the cache: at least one is left to compute."""
+    num_readable = max(num_tokens - 1, 0)
+    return num_readable if max_cached_tokens is None else min(num_readable, max_cached_tokens)
+
+
 def num_common_tokens(tokens: bytes, start: int, end: int, edge: bytes) -> int:
     """Length of the common prefix of `tokens[start:end]` (byte offsets) and `edge`.
 

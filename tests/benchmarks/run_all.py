@@ -66,6 +66,7 @@ BENCHMARKS = {
     "quality": Benchmark("What smaller formats cost"),
     "cache_ops": Benchmark("Cache operations", " --sglang PYTHON --vllm-python PYTHON"),
     "schemes": Benchmark("The schemes"),
+    "tier": Benchmark("A tier behind the pool"),
     "eviction": Benchmark("Eviction on recorded traffic"),
 }
 

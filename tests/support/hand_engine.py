@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 
 import torch
 from support.dense_attention import dense_greedy
+from support.poisoned_tiers import PoisonedTiers
 from support.tiny_model import tiny_decoder
 
-from prefixcache import CacheHandle, Namespace, TenantQuota
+from prefixcache import CacheHandle, Namespace, NumWorthRestoring, TenantQuota
 from prefixcache_worker.attention.approximation import EXACT, Approximation
 from prefixcache_worker.attention.backend import choose_backend
 from prefixcache_worker.attention.calibration import calibrate
@@ -77,9 +78,12 @@ class HandEngine:
         scheme: str = "shared",
         approximation: Approximation = EXACT,
         quotas: Mapping[str, TenantQuota] | None = None,
+        tiers: Sequence[int] = (),
+        num_worth_restoring: NumWorthRestoring = len,
         device: str = "cpu",
         **limits: int,
     ) -> None:
+        """`tiers`: how many blocks each holds, the nearest first."""
         self.model = model or reference_model()
         self.store = KvStore(
             approximation.shape(self.model.attention_shape),
@@ -97,8 +101,12 @@ class HandEngine:
             num_blocks=num_blocks,
             block_size=block_size,
             max_total_tokens=config.context_length,
-            on_free=lambda block_ids: self.store.fill_blocks(block_ids, poison),
+            tiers=[(f"tier {number}", size) for number, size in enumerate(tiers, start=1)],
+            num_worth_restoring=num_worth_restoring,
+            on_free=lambda block_ids: self._poison(block_ids),
         )
+        tier_mover = PoisonedTiers(self.cache, self.store, tiers, poison) if scheme == "shared" else None
+        self._poison = tier_mover.poison if tier_mover else lambda ids: self.store.fill_blocks(ids, poison)
         for tenant, quota in (quotas or {}).items():
             self.cache.set_quota(tenant, quota)
         self.engine = Engine(
@@ -109,6 +117,7 @@ class HandEngine:
             eos_token_ids=eos_token_ids,
             config=config,
             attention=choose_backend(backend, self.store),
+            tier_mover=tier_mover,
             **({} if clock is None else {"clock": clock}),
         )
         self.prompt_logprobs: dict[str, list[TokenLogprobs | None]] = {}
@@ -214,6 +223,9 @@ class HandEngine:
 
     def num_cached(self, request_id: str) -> int:
         return self.completions[request_id].usage.cached_tokens
+
+    def num_restored(self, request_id: str) -> int:
+        return self.completions[request_id].usage.restored_tokens
 
     def match(self, prompt: Iterable[int], *, tenant: str = "t", salt: str = "") -> int:
         """Tokens the cache could serve for a prompt now."""

@@ -33,6 +33,13 @@ class SimulatedStore:
             for slot in range(num_slots):
                 self._rows[target, slot] = self._rows[source, slot]
 
+    def put(self, block_id: BlockId, rows: Sequence[Row | None]) -> None:
+        """Overwrite a block; None stands for a row that nobody has written."""
+        self.poison([block_id])
+        for slot, row in enumerate(rows):
+            if row is not None:
+                self._rows[block_id, slot] = row
+
     def row(self, table: Sequence[BlockId], position: int) -> Row | None:
         block_index, slot = divmod(position, self._block_size)
         return self._rows.get((table[block_index], slot))
@@ -51,6 +58,4 @@ class SimulatedStore:
 
     def read_row(self, block_id: BlockId, saved: memoryview) -> None:
         """Put into a block what `write_row` kept."""
-        for slot, row in enumerate(self._saved[int.from_bytes(saved, "little")]):
-            if row is not None:
-                self._rows[block_id, slot] = row
+        self.put(block_id, self._saved[int.from_bytes(saved, "little")])

@@ -47,6 +47,11 @@ class WorkerConfig:
     """Bytes. Counts only while `kv_blocks` is None. None: 1 GiB on a CPU; on a GPU what is left."""
     kv_blocks: int | None = None
     kv_headroom: float = 0.25
+    tier_memory: int | None = None
+    """Bytes; None: no such tier."""
+    tier_file: str | None = None
+    tier_file_size: int | None = None
+    """Bytes of `tier_file`; one goes with the other."""
     block_size: int = 16
     scheme: str = "shared"
     max_batch_tokens: int = 512
@@ -210,6 +215,12 @@ SETTINGS = (
             "blocks of the KV pool before headroom, in place of --kv-memory"),
     Setting("kv_headroom", float, lambda value: 0 <= value <= 10, "a number from 0 to 10",
             "share of the pool that is allocated on top of what was asked for"),
+    Setting("tier_memory", parse_memory, _at_least(1), "a memory size such as 1GiB or 512MiB",
+            "memory of this machine for blocks that the KV pool has no room for; without it none"),
+    Setting("tier_file", str, bool, "a path",
+            "a new file for blocks that there is no room for elsewhere; it is gone when the worker is"),
+    Setting("tier_file_size", parse_memory, _at_least(1), "a memory size such as 1GiB or 512MiB",
+            "how large --tier-file is; so much of the disk is taken at once"),
     Setting("block_size", int, lambda value: value > 0 and value & (value - 1) == 0, "a power of two",
             "tokens of one KV block"),
     Setting("scheme", str, ("contiguous", "paged", "shared").__contains__, "contiguous, paged or shared",

@@ -134,14 +134,7 @@ class KvStore:
         each as [layer][slot][head][element], in the machine's byte order. It says nothing of where the
         block lay, so it fits any block of any store of the same `fingerprint`, whatever the layout.
         """
-        slots = self._slots_of(block_ids)
-        columns = []
-        for tensor in self.tensors():
-            num_layers, width = len(tensor), self._block_width(tensor)
-            by_layer = tensor[:, slots].reshape(num_layers, len(block_ids), width)
-            by_block = by_layer.transpose(0, 1).reshape(len(block_ids), num_layers * width)
-            columns.append(by_block.view(torch.uint8))
-        return torch.cat(columns, dim=1).cpu().numpy().tobytes()
+        return self.records(block_ids).cpu().numpy().tobytes()
 
     def write_blocks(self, block_ids: Sequence[BlockId], records: bytes) -> None:
         """Overwrite blocks with records from `read_blocks` of a store of the same `fingerprint`.
@@ -149,18 +142,36 @@ class KvStore:
         Requires: no block twice, and as many records as blocks.
         """
         assert len(records) == len(block_ids) * self.record_bytes
-        if not block_ids:
-            return
+        if block_ids:
+            table = torch.frombuffer(bytearray(records), dtype=torch.uint8)
+            self.set_records(block_ids, table.view(-1, self.record_bytes))
+
+    def records(self, block_ids: Sequence[BlockId]) -> torch.Tensor:  # [num_blocks, record_bytes] uint8
+        """A copy of the blocks' records, on the store's device."""
         slots = self._slots_of(block_ids)
-        table = torch.frombuffer(bytearray(records), dtype=torch.uint8).view(-1, self.record_bytes)
+        columns = []
+        for tensor in self.tensors():
+            num_layers, width = len(tensor), self._block_width(tensor)
+            by_layer = tensor[:, slots].reshape(num_layers, len(block_ids), width)
+            by_block = by_layer.transpose(0, 1).reshape(len(block_ids), num_layers * width)
+            columns.append(by_block.view(torch.uint8))
+        return torch.cat(columns, dim=1)
+
+    def set_records(
+        self,
+        block_ids: Sequence[BlockId],
+        table: torch.Tensor,  # [num_blocks, record_bytes] uint8, on any device
+    ) -> None:
+        """Overwrite blocks with these records. Requires: no block twice."""
+        slots = self._slots_of(block_ids)
+        table = table.to(self.device)
         first = 0
         for tensor in self.tensors():
             num_layers, width = len(tensor), self._block_width(tensor)
             last = first + num_layers * width * tensor.itemsize
             by_block = table[:, first:last].clone(memory_format=torch.contiguous_format).view(tensor.dtype)
             by_layer = by_block.view(len(block_ids), num_layers, width).transpose(0, 1)
-            rows = by_layer.reshape(num_layers, len(slots), *tensor.shape[2:])
-            tensor.index_copy_(1, slots, rows.to(self.device))
+            tensor.index_copy_(1, slots, by_layer.reshape(num_layers, len(slots), *tensor.shape[2:]))
             first = last
         self.note_written(block_ids)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from prefixcache_worker.engine.cache_scheme import SequenceHandle
 from prefixcache_worker.engine.request import Completion, Request, Timing, Usage
 from prefixcache_worker.engine.sequence import Sequence
 
@@ -19,6 +20,7 @@ class Answer:
     sequences: list[Sequence]
     """Choices that have not ended."""
     num_cached_tokens: int = 0
+    num_restored_tokens: int = 0
     num_output_tokens: int = 0
     started: float | None = None
     """When it first ran."""
@@ -29,6 +31,12 @@ class Answer:
     def is_paused(self) -> bool:
         """Whether it gets no steps until its reader has caught up: all its choices or none."""
         return self.sequences[0].is_paused
+
+    def start(self, now: float, handle: SequenceHandle) -> None:
+        """It runs for the first time, with this handle of its first choice."""
+        self.started = now
+        self.num_cached_tokens = handle.num_cached_tokens
+        self.num_restored_tokens = handle.num_restored_tokens
 
     def completion(self, *, ended: float) -> Completion:
         """The event that ends it. Requires: it has run, and every choice has ended."""
@@ -43,6 +51,7 @@ class Answer:
                 cached_tokens=self.num_cached_tokens,
                 computed_tokens=num_prompt_tokens - self.num_cached_tokens,
                 completion_tokens=self.num_output_tokens,
+                restored_tokens=self.num_restored_tokens,
                 is_approximate=self.is_approximate,
             ),
             timing=Timing(

@@ -13,6 +13,7 @@ from prefixcache import (
     Match,
     Namespace,
     NodeDump,
+    NumWorthRestoring,
     PrefixCache,
     TokenIds,
     TreeView,
@@ -34,6 +35,8 @@ class SequenceHandle(Protocol):
     def num_tokens(self) -> int: ...
     @property
     def num_cached_tokens(self) -> int: ...
+    @property
+    def num_restored_tokens(self) -> int: ...
     @property
     def copies(self) -> Sequence[BlockCopy]: ...
 
@@ -92,16 +95,26 @@ def make_cache(
     block_size: int,
     max_total_tokens: int,
     events: EventLog | None = None,
+    tiers: Sequence[tuple[str, int]] = (),
+    num_worth_restoring: NumWorthRestoring = len,
     on_free: OnFree | None = None,
 ) -> CacheScheme[Any]:
     """The bookkeeping of a scheme that `--scheme` may name, over an empty pool.
 
     `max_total_tokens`, the most that a sequence can have, is what `contiguous` reserves for each. `events`
-    hears of what is cached, which is nothing where nothing is shared.
+    hears of what is cached, which is nothing where nothing is shared. `tiers` and `num_worth_restoring` are
+    `PrefixCache`'s: requires none in the other schemes.
     """
     match scheme:
         case "shared":
-            return PrefixCache(num_blocks=num_blocks, block_size=block_size, events=events, on_free=on_free)
+            return PrefixCache(
+                num_blocks=num_blocks,
+                block_size=block_size,
+                events=events,
+                tiers=tiers,
+                num_worth_restoring=num_worth_restoring,
+                on_free=on_free,
+            )
         case "paged":
             return UnsharedCache(num_blocks=num_blocks, block_size=block_size, on_free=on_free)
         case "contiguous":

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prefixcache import CacheStats
+from prefixcache_worker.engine.answer import Answer
 from prefixcache_worker.engine.scheduler import Scheduler
-from prefixcache_worker.engine.stats import BlockStats, EngineStats, RequestStats, TokenStats
+from prefixcache_worker.engine.stats import BlockStats, EngineStats, RequestStats, TierStats, TokenStats
 
 
 @dataclass(slots=True)
@@ -15,6 +16,7 @@ class Counters:
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    restored_tokens: int = 0
     generated_tokens: int = 0
     kv_rows_read: int = 0
     kv_rows_unshared: int = 0
@@ -26,6 +28,17 @@ class Counters:
     peak_live_unshared: int = 0
     peak_used_slots: int = 0
     peak_running: int = 0
+
+    def note_start(self, answer: Answer) -> None:
+        """A prompt runs for the first time."""
+        self.prompt_tokens += len(answer.request.prompt_token_ids)
+        self.cached_tokens += answer.num_cached_tokens
+        self.restored_tokens += answer.num_restored_tokens
+
+    def note_rows(self, num_read: int, num_unshared: int) -> None:
+        """A step has read so many rows of KV, and would have read so many without sharing."""
+        self.kv_rows_read += num_read
+        self.kv_rows_unshared += num_unshared
 
     def note_peaks(self, cache: CacheStats, *, num_running: int) -> None:
         """Raise the peaks to what is held now."""
@@ -40,7 +53,12 @@ class Counters:
         self.peak_used_slots, self.peak_running = cache.num_used_slots, num_running
 
     def stats(
-        self, cache: CacheStats, scheduler: Scheduler, *, block_bytes: int, block_size: int
+        self,
+        cache: CacheStats,
+        scheduler: Scheduler,
+        *,
+        block_bytes: int,
+        block_size: int,
     ) -> EngineStats:
         """These counts, and those of cache and scheduler, as they are now."""
         return EngineStats(
@@ -66,6 +84,7 @@ class Counters:
                 generated=self.generated_tokens,
                 kv_rows_read=self.kv_rows_read,
                 kv_rows_unshared=self.kv_rows_unshared,
+                restored=self.restored_tokens,
             ),
             requests=RequestStats(
                 waiting=len(scheduler.waiting),
@@ -78,5 +97,16 @@ class Counters:
                 followed=scheduler.waiting.num_parked,
                 steps=self.steps,
                 peak_running=self.peak_running,
+            ),
+            tiers=tuple(
+                TierStats(
+                    name=tier.name,
+                    num_blocks=tier.num_blocks,
+                    used_blocks=tier.num_used,
+                    stored=tier.num_stored,
+                    restored=tier.num_restored,
+                    evicted=tier.num_evicted,
+                )
+                for tier in cache.tiers
             ),
         )

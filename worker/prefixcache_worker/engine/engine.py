@@ -28,6 +28,7 @@ from prefixcache_worker.engine.sampler import sample, take_rows
 from prefixcache_worker.engine.scheduler import Refusal, Scheduler
 from prefixcache_worker.engine.sequence import Sequence
 from prefixcache_worker.engine.stats import EngineStats
+from prefixcache_worker.engine.tier_mover import TierMover
 from prefixcache_worker.errors import InvalidRequestError, NotFiniteError
 from prefixcache_worker.model.model import Model
 
@@ -79,6 +80,7 @@ class Engine:
         eos_token_ids: tuple[int, ...],
         config: EngineConfig,
         attention: AttentionBackend = CpuAttention,
+        tier_mover: TierMover | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         assert (cache.num_blocks, cache.block_size) == (kv_store.num_blocks, kv_store.block_size)
@@ -94,6 +96,7 @@ class Engine:
         self._planner = AttentionPlanner(
             cache.block_size, distinct_windows(self._shape), share=config.share_reads
         )
+        self._tier_mover = tier_mover
         self._token_bytes = token_bytes
         self._eos_token_ids = frozenset(eos_token_ids)
         self._clock = clock
@@ -182,6 +185,8 @@ class Engine:
         its tenant's ceiling; with NotPublisherError if it may not declare tokens public.
         """
         schedule = self._scheduler.schedule()
+        if self._tier_mover is not None:
+            self._tier_mover.run()
         outputs = self._refuse(schedule.refusals)
         return outputs + self._run([span for span in schedule.spans if span.sequence.key in self._answers])
 
@@ -200,11 +205,8 @@ class Engine:
         except Exception as error:
             logger.exception("step failed; the requests in it are given up")
             return self._fail({span.sequence.key for span in scheduled}, error)
-        num_rows_read, num_rows_unshared = rows_per_layer(
-            batch.plans, self._shape, self.config.approximation.sparse_reads
-        )
-        self._counters.kv_rows_read += num_rows_read
-        self._counters.kv_rows_unshared += num_rows_unshared
+        sparse_reads = self.config.approximation.sparse_reads
+        self._counters.note_rows(*rows_per_layer(batch.plans, self._shape, sparse_reads))
         return self._apply(batch, logits)
 
     def fail_all(self, error: Exception) -> list[Output]:
@@ -245,10 +247,8 @@ class Engine:
         for sequence, _ in scheduled:
             answer = self._answers[sequence.key]
             if answer.started is None:
-                answer.started = now
-                answer.num_cached_tokens = sequence.running_handle.num_cached_tokens
-                self._counters.prompt_tokens += sequence.num_prompt_tokens
-                self._counters.cached_tokens += answer.num_cached_tokens
+                answer.start(now, sequence.running_handle)
+                self._counters.note_start(answer)
 
     def _fail_what_is_no_number(self, batch: Batch, logits: torch.Tensor) -> list[Output]:
         """Give up the requests with a row of logits from which nothing can be drawn."""

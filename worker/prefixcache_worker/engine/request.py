@@ -144,6 +144,8 @@ class Usage:
     cached_tokens: int
     computed_tokens: int
     completion_tokens: int
+    restored_tokens: int = 0
+    """Of `cached_tokens`, those whose rows came from a tier."""
     is_approximate: bool = False
     """Whether rows that the model would have read were left out, as the worker's settings allow."""
 

@@ -37,6 +37,20 @@ class TokenStats:
     generated: int
     kv_rows_read: int
     kv_rows_unshared: int
+    restored: int
+    """Of `cached`, those whose rows came from a tier."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierStats:
+    """Blocks of one tier behind the pool."""
+
+    name: str
+    num_blocks: int
+    used_blocks: int
+    stored: int
+    restored: int
+    evicted: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,3 +78,5 @@ class EngineStats:
     blocks: BlockStats
     tokens: TokenStats
     requests: RequestStats
+    tiers: tuple[TierStats, ...]
+    """The nearest first."""

@@ -38,6 +38,8 @@ class OwnBlocks:
     """What the pending copies read, kept until they are complete."""
     num_cached_tokens: int = 0
     """Always 0: nothing is found, everything is computed."""
+    num_restored_tokens: int = 0
+    """Always 0."""
     extent_blocks: int = 1
 
     @property

@@ -28,12 +28,14 @@ from prefixcache_worker.engine.engine import Engine, EngineConfig
 from prefixcache_worker.engine.engine_loop import EngineLoop
 from prefixcache_worker.engine.event_feed import EventFeed, new_event_log
 from prefixcache_worker.engine.request_stream import ReaderLimits
+from prefixcache_worker.engine.tier_mover import TierMover
 from prefixcache_worker.errors import ConfigError
 from prefixcache_worker.model.linear import products_are_batch_invariant
 from prefixcache_worker.model.loader import LoadedModel, load_model
 from prefixcache_worker.model.model import AttentionShape, AttentionWindow, Model
 from prefixcache_worker.server.gpu_memory import CudaMemory, pool_bytes_left
 from prefixcache_worker.server.served_model import ServedModel
+from prefixcache_worker.server.tiers import build_tiers
 from prefixcache_worker.snapshots.cache_snapshots import CacheSnapshots
 from prefixcache_worker.snapshots.snapshot_folder import SnapshotFolder
 from prefixcache_worker.snapshots.snapshot_keeper import SnapshotKeeper
@@ -134,15 +136,20 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
     attention = choose_backend(config.attention, kv_store)
     model = _made_ready(model, kv_store, attention, config, context_length)
     event_log = new_event_log()
+    memory_bytes = _memory_bytes() - (pool_size.pool_bytes if config.device == "cpu" else 0)
+    tiers = build_tiers(config, model, kv_store, attention, memory_bytes=memory_bytes)
+    cache = make_cache(
+        config.scheme,
+        num_blocks=pool_size.num_blocks,
+        block_size=config.block_size,
+        max_total_tokens=context_length,
+        events=event_log,
+        tiers=tiers.sizes,
+        num_worth_restoring=tiers.rule or len,
+    )
     engine = Engine(
         model=model,
-        cache=make_cache(
-            config.scheme,
-            num_blocks=pool_size.num_blocks,
-            block_size=config.block_size,
-            max_total_tokens=context_length,
-            events=event_log,
-        ),
+        cache=cache,
         kv_store=kv_store,
         token_bytes=loaded.tokenizer.token_bytes,
         eos_token_ids=loaded.config.eos_token_ids,
@@ -154,6 +161,7 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
             approximation=approximation,
         ),
         attention=attention,
+        tier_mover=TierMover(cache, kv_store, tiers.stores) if isinstance(cache, PrefixCache) else None,
     )
     if engine.max_total_tokens < context_length:
         logger.warning(

@@ -61,6 +61,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
                 blocks=cache_pb2.BlockStats(**asdict(stats.blocks)),
                 tokens=cache_pb2.TokenStats(**asdict(stats.tokens)),
                 requests=cache_pb2.RequestStats(**asdict(stats.requests)),
+                tiers=[cache_pb2.TierStats(**asdict(tier)) for tier in stats.tiers],
             )
 
     async def DumpTree(
