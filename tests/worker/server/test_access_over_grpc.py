@@ -205,6 +205,14 @@ async def test_live_requests_of_a_tenant_are_bounded_and_given_back():
         await worker.answer(greedy_request(PROMPT, 1), tenant="shop")
 
 
+async def test_who_may_not_ask_for_priority_0_need_not_ask_for_less():
+    callers = with_limits(night=TenantLimits(max_priority=-10))
+    async with served(tiny(), callers=callers) as worker:
+        await worker.answer(greedy_request(PROMPT, 1), tenant="night")
+        error = await refusal(worker.generate(greedy_request(PROMPT, 1, priority=0), tenant="night"))
+    assert error.details() == "priority: 0 is not in -100 to -10"
+
+
 @pytest.mark.parametrize(
     ("fields", "field_name"),
     [

@@ -102,6 +102,9 @@ def test_a_named_tenant_differs_from_the_default_where_it_says_so():
         ("tenants = 3", "tenants is not a table"),
         ("default = 3", "default is not a table"),
         ("[tenants]\nshop = 3", "tenants.shop is not a table"),
+        ("[tenants.'größe']", "no tenant is called 'größe': a name is 1 to 128 printable ASCII characters"),
+        ("[tenants.'']", "no tenant is called ''"),
+        ("[tenants.a]\nmax_priority = -101", "max_priority is -101; give a whole number of at least -100"),
         ("[default]\nmax_live = 3", "default: unknown key 'max_live'; known are requests_per_minute"),
         (
             "[tenants.a]\nrequests_per_minute = 0",

@@ -54,11 +54,12 @@ def _key_file(path: str) -> WatchedFile[KeyRing]:
 
 
 def _require_closed(config: WorkerConfig) -> None:
-    if not config.open_access and not is_loopback(config.address):
-        raise ConfigError(
-            f"--address: {config.address} can be reached from other machines, and without --keys everybody "
-            "is an admin; give --keys, or --open-access if a network or a proxy decides who may call"
-        )
+    for flag, address in (("--address", config.address),):
+        if not config.open_access and not is_loopback(address):
+            raise ConfigError(
+                f"{flag}: {address} can be reached from other machines, and without --keys everybody is an "
+                "admin; give --keys, or --open-access if a network or a proxy decides who may call"
+            )
 
 
 def is_loopback(address: str) -> bool:

@@ -83,7 +83,11 @@ class Service:
         self._worker = worker
         worker.engine_loop.start()
         quotas = TenantQuotas(worker.engine_loop, num_blocks=worker.model.num_blocks, tenants=self._tenants)
-        await quotas.start()
+        try:
+            await quotas.start()
+        except ConfigError:
+            await worker.engine_loop.stop(drain_seconds=0)
+            raise
         admission = Admission(quotas)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(
             InferenceServicer(
@@ -158,11 +162,7 @@ async def serve_until_signal(
     signals = asyncio.Semaphore(0)  # a permit for each that came
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signals.release)
-    try:
-        await service.start(worker)
-    except ConfigError:
-        await service.stop(drain_seconds=0)
-        raise
+    await service.start(worker)
     announce(bound_address, worker)
     broken = asyncio.ensure_future(worker.engine_loop.wait_broken())
     asked = asyncio.ensure_future(signals.acquire())
