@@ -29,7 +29,7 @@ class TenantLimits:
     max_live_requests: int | None = None
     """At least 1. Requests that run or wait at the same time."""
     max_priority: int | None = None
-    """At least -100. The highest that a request may ask for; one that asks for none has 0, or this if lower."""
+    """At least -100. The highest that a request may ask for; one that asks for none has 0, or this."""
     max_cache_priority: int | None = None
     """At least 0. The highest priority that it may ask for what it leaves in the cache."""
     max_pinned_blocks: int | None = None
