@@ -8,7 +8,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from prefixcache_worker.server.caller import Role
@@ -36,7 +36,7 @@ class StoredKey:
     tenant: str
     """A tenant's name: `TENANT_NAME`."""
     role: Role
-    digest: str
+    digest: str = field(repr=False)
     """SHA-256 of the secret part, in hexadecimal. Those are 256 random bits, with nothing to guess in them: a
     slow hash would only slow the calls down."""
     label: str
