@@ -14,6 +14,8 @@ from typing import Self
 
 from prefixcache_client.errors import PrefixCacheClientError
 
+WITHOUT_KEYS = {"PREFIXCACHE_KEYS": ""}
+"""Environment of a worker that a command starts for itself, whatever file the user has set for others."""
 _READY_LINE = "listening on "
 
 

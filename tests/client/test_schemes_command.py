@@ -41,7 +41,8 @@ class FakeProcess:
 
     started: list[FakeProcess]
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, environment: dict[str, str]) -> None:
+        assert environment == {"PREFIXCACHE_KEYS": ""}, "it would ask for a key"
         self.arguments = arguments
         self.worker = FakeWorker(serve)
         self.worker.stats = counts()

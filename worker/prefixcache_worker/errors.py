@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 
 class WorkerError(Exception):
     """Base of all errors below. The message is one sentence for the person who made the request."""
@@ -58,7 +60,7 @@ class RateLimitedError(WorkerError):
     def __init__(self, *, tenant: str, requests_per_minute: float, retry_seconds: float) -> None:
         super().__init__(
             f"tenant {tenant!r} may send {requests_per_minute:g} requests a minute; "
-            f"send this one again in {retry_seconds:.3g} seconds"
+            f"send this one again in {ceil(10 * retry_seconds) / 10:g} seconds"
         )
         self.tenant = tenant
         self.retry_seconds = retry_seconds

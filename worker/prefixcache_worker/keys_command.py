@@ -13,9 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from prefixcache_worker.errors import ConfigError
-from prefixcache_worker.server.api_keys import make_key
+from prefixcache_worker.server.api_keys import LABEL, is_label, make_key
 from prefixcache_worker.server.caller import Role
 from prefixcache_worker.server.key_file import KeyFile
+from prefixcache_worker.server.tenant_names import TENANT_NAME, is_tenant_name
 
 FILE_VARIABLE = "PREFIXCACHE_KEYS"
 ROLES = tuple(role.name.lower() for role in Role)
@@ -37,12 +38,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def _add(file: KeyFile, parsed: argparse.Namespace) -> None:
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    try:
-        key, stored = make_key(
-            tenant=parsed.tenant, role=Role[parsed.role.upper()], label=parsed.label, created=created
-        )
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    key, stored = make_key(
+        tenant=parsed.tenant, role=Role[parsed.role.upper()], label=parsed.label, created=created
+    )
     file.add(stored)
     print(key)
     print(
@@ -65,6 +63,18 @@ def _revoke(file: KeyFile, parsed: argparse.Namespace) -> None:
     print(f"{key.id} of tenant {key.tenant} is revoked; a running worker refuses it within a second.")
 
 
+def _tenant(value: str) -> str:
+    if not is_tenant_name(value):
+        raise argparse.ArgumentTypeError(f"must be {TENANT_NAME}, got {value!r}")
+    return value
+
+
+def _label(value: str) -> str:
+    if not is_label(value):
+        raise argparse.ArgumentTypeError(f"must be {LABEL}, got {value!r}")
+    return value
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="prefixcache keys",
@@ -73,9 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     add = commands.add_parser("add", help="make a key, and print it this once", allow_abbrev=False)
-    add.add_argument("--tenant", required=True, help="in whose name its calls are made")
+    add.add_argument("--tenant", type=_tenant, required=True, help="in whose name its calls are made")
     add.add_argument("--role", choices=ROLES, default="user", help="what it allows (default: %(default)s)")
-    add.add_argument("--label", default="", help="for people: who has it, what it is for")
+    add.add_argument("--label", type=_label, default="", help="for people: who has it, what it is for")
     add.set_defaults(run=_add)
     show = commands.add_parser("list", help="show all keys but their secrets", allow_abbrev=False)
     show.set_defaults(run=_list)

@@ -22,7 +22,7 @@ from prefixcache_client.command_line.figures import Figure, figures_table, share
 from prefixcache_client.command_line.output import console, seconds, share, write_json
 from prefixcache_client.command_line.serve import require_worker
 from prefixcache_client.command_line.tree import draw_tree
-from prefixcache_client.worker_process import WorkerProcess, sigterm_unwinds
+from prefixcache_client.worker_process import WITHOUT_KEYS, WorkerProcess, sigterm_unwinds
 
 if TYPE_CHECKING:
     from prefixcache_client.command_line.arguments import Subparsers
@@ -80,7 +80,9 @@ def run(arguments: argparse.Namespace) -> int:
         address = arguments.address
         if address is None:
             require_worker()
-            worker = stack.enter_context(WorkerProcess("--trust-tenant-header", *arguments.worker_arguments))
+            worker = stack.enter_context(
+                WorkerProcess("--trust-tenant-header", *arguments.worker_arguments, environment=WITHOUT_KEYS)
+            )
             if not arguments.worker_arguments:
                 screen.print("The default model is tiny: its answers are fluent, not true.\n", style="dim")
             with _spinner(screen, "starting the worker"):

@@ -17,7 +17,7 @@ from prefixcache_client.command_line.schemes_load import SchemesLoad
 from prefixcache_client.command_line.schemes_picture import draw_picture
 from prefixcache_client.command_line.schemes_result import SchemesResult, schemes_table
 from prefixcache_client.command_line.serve import require_worker
-from prefixcache_client.worker_process import WorkerProcess, sigterm_unwinds
+from prefixcache_client.worker_process import WITHOUT_KEYS, WorkerProcess, sigterm_unwinds
 
 if TYPE_CHECKING:
     from prefixcache_client.command_line.arguments import Subparsers
@@ -116,7 +116,9 @@ def _compare(arguments: argparse.Namespace, load: SchemesLoad) -> SchemesResult:
         )
         start = progress.add_task("starting the workers", total=None)
         processes = {
-            variant: stack.enter_context(WorkerProcess(*_worker_arguments(variant, arguments)))
+            variant: stack.enter_context(
+                WorkerProcess(*_worker_arguments(variant, arguments), environment=WITHOUT_KEYS)
+            )
             for variant in _variants(arguments)
         }
         addresses = {

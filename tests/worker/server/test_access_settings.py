@@ -42,6 +42,19 @@ def test_an_address_that_others_reach_needs_keys_or_a_word():
     assert opened.access.caller([]) == Caller(tenant="default", role=Role.ADMIN)
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_warned"),
+    [({}, True), ({"tls_certificate": "c", "tls_key": "k"}, False), ({"address": "127.0.0.1:0"}, False)],
+)
+def test_keys_that_travel_unencrypted_are_warned_of(
+    changes: dict[str, str], is_warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    path = tmp_path / "keys.json"
+    KeyFile(path).add(make_key(tenant="shop", role=Role.USER, label="", created="")[1])
+    access_settings(WorkerConfig(**{"address": "0.0.0.0:7000", "keys": str(path)} | changes))
+    assert ("keys travel unencrypted to 0.0.0.0:7000" in caplog.text) is is_warned
+
+
 def test_with_keys_any_address_will_do(tmp_path: Path):
     path = tmp_path / "keys.json"
     key, stored = make_key(tenant="shop", role=Role.USER, label="", created="")

@@ -102,6 +102,9 @@ def test_a_named_tenant_differs_from_the_default_where_it_says_so():
         ("tenants = 3", "tenants is not a table"),
         ("default = 3", "default is not a table"),
         ("[tenants]\nshop = 3", "tenants.shop is not a table"),
+        ("[tenants.'größe']", "no tenant is called 'größe': a name is 1 to 128 printable ASCII characters"),
+        ("[tenants.'']", "no tenant is called ''"),
+        ("[tenants.a]\nmax_priority = -101", "max_priority is -101; give a whole number of at least -100"),
         ("[default]\nmax_live = 3", "default: unknown key 'max_live'; known are requests_per_minute"),
         (
             "[tenants.a]\nrequests_per_minute = 0",
@@ -243,12 +246,17 @@ async def test_new_limits_count_at_once():
         assert await begins(door, caller(requests_per_minute=10))
     assert not await begins(door, caller(requests_per_minute=10))
     assert await begins(door, caller())
-    clock.now += 60
-    assert await begins(door, caller(requests_per_minute=1))
+    assert await begins(door, caller(requests_per_minute=10, burst_requests=11))
+    clock.now += 0.11  # a higher rate makes up for what was used under the lower one
+    assert await begins(door, caller(requests_per_minute=600, burst_requests=11))
+    with pytest.raises(RateLimitedError) as caught:  # nor does a smaller burst lock anybody out for long
+        async with request(door, caller(requests_per_minute=6, burst_requests=1)):
+            pass
+    assert caught.value.retry_seconds == pytest.approx(10)
 
 
 async def test_a_million_names_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(admission_module, "MIN_REMEMBERED_RATES", 8)
+    monkeypatch.setattr(admission_module, "MIN_REMEMBERED_BURSTS", 8)
     clock = Clock()
     door = admission(clock)
     busy = caller("busy", requests_per_minute=1)
@@ -256,6 +264,6 @@ async def test_a_million_names_are_not_remembered_for_ever(monkeypatch: pytest.M
     for i in range(2000):
         clock.now += 0.001
         assert await begins(door, caller(f"t{i}", requests_per_minute=60 / 0.05))  # rested after 0.05 s
-        assert len(door._rested_at) <= 120
+        assert len(door._bursts) <= 120
     assert not await begins(door, busy), "who has to wait is not forgotten"
     assert not door._num_live

@@ -20,6 +20,8 @@ class Clock:
 
 
 def number(text: str) -> int:
+    if text == "deep":
+        raise RecursionError("maximum recursion depth exceeded")
     return int(text)
 
 
@@ -66,7 +68,7 @@ def test_it_is_looked_at_once_a_second_and_read_only_when_it_has_changed(tmp_pat
     assert num_parsed == 1
 
 
-@pytest.mark.parametrize("text", ["two", "\udcff"])
+@pytest.mark.parametrize("text", ["two", "\udcff", "deep"])
 def test_while_the_new_one_is_broken_the_old_one_counts(
     text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):

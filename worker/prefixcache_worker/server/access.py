@@ -7,14 +7,9 @@ from typing import Protocol
 
 from prefixcache_worker.errors import PermissionDeniedError, UnauthenticatedError
 from prefixcache_worker.server.api_keys import KeyRing
-from prefixcache_worker.server.caller import (
-    DEFAULT_TENANT,
-    MAX_TENANT_LENGTH,
-    Caller,
-    Role,
-    is_tenant_name,
-)
+from prefixcache_worker.server.caller import Caller, Role
 from prefixcache_worker.server.tenant_limits import NO_LIMITS, TenantTable
+from prefixcache_worker.server.tenant_names import DEFAULT_TENANT, TENANT_NAME, is_tenant_name
 from prefixcache_worker.server.validation.bounds import require
 
 Metadata = Iterable[tuple[str, str | bytes]]
@@ -88,7 +83,7 @@ class KeyAccess:
 
 
 def named_tenant(metadata: Metadata) -> str | None:
-    """The one `x-tenant-id`: 1 to 128 printable ASCII characters; None without it.
+    """The one `x-tenant-id`; None without it.
 
     Raises InvalidRequestError.
     """
@@ -100,7 +95,7 @@ def named_tenant(metadata: Metadata) -> str | None:
     require(
         isinstance(tenant, str) and is_tenant_name(tenant),
         TENANT_KEY,
-        f"must be 1 to {MAX_TENANT_LENGTH} printable ASCII characters",
+        f"must be {TENANT_NAME}",
     )
     return str(tenant)
 

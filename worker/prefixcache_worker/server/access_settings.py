@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,8 @@ from prefixcache_worker.server.access import Access, KeyAccess, OpenAccess
 from prefixcache_worker.server.api_keys import KeyRing, keys_from_text
 from prefixcache_worker.server.tenant_limits import NO_LIMITS, TenantTable, parse_tenant_table
 from prefixcache_worker.server.watched_file import WatchedFile
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,36 +35,39 @@ def access_settings(config: WorkerConfig) -> AccessSettings:
     tenants: Callable[[], TenantTable] = NO_LIMITS.itself
     if config.tenants is not None:
         tenants = WatchedFile("--tenants", Path(config.tenants), parse_tenant_table).read
+    doors = (("--address", config.address), ("--http-address", config.http_address))
+    open_doors = [
+        (flag, address) for flag, address in doors if address is not None and not is_loopback(address)
+    ]
     if config.keys is None:
-        _require_closed(config)
         access: Access = OpenAccess(trusts_tenant_header=config.trust_tenant_header, tenants=tenants)
+        if open_doors and not config.open_access:
+            flag, address = open_doors[0]
+            raise ConfigError(
+                f"{flag}: {address} can be reached from other machines, and without --keys everybody is an "
+                "admin; give --keys, or --open-access if a network or a proxy decides who may call"
+            )
     else:
         if config.open_access:
             raise ConfigError(
                 "--open-access lets everybody call, and --keys only those who have one; drop one of them"
             )
-        keys = _key_file(config.keys).read
+        keys = _watched_keys(config.keys).read
         access = KeyAccess(keys, trusts_tenant_header=config.trust_tenant_header, tenants=tenants)
+        if open_doors and config.tls_certificate is None:
+            logger.warning(
+                "%s: keys travel unencrypted to %s; give --tls-certificate, unless a proxy encrypts",
+                *open_doors[0],
+            )
     return AccessSettings(access=access, tenants=tenants)
 
 
-def _key_file(path: str) -> WatchedFile[KeyRing]:
+def _watched_keys(path: str) -> WatchedFile[KeyRing]:
     if not Path(path).exists():
         raise ConfigError(
             f"--keys: there is no {path}; make it with `prefixcache keys add --tenant NAME --file {path}`"
         )
     return WatchedFile("--keys", Path(path), keys_from_text)
-
-
-def _require_closed(config: WorkerConfig) -> None:
-    if config.open_access:
-        return
-    for flag, address in (("--address", config.address), ("--http-address", config.http_address)):
-        if address is not None and not is_loopback(address):
-            raise ConfigError(
-                f"{flag}: {address} can be reached from other machines, and without --keys everybody is an "
-                "admin; give --keys, or --open-access if a network or a proxy decides who may call"
-            )
 
 
 def is_loopback(address: str) -> bool:

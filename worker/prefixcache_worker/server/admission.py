@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 from prefixcache_worker.errors import RateLimitedError, TooManyRequestsError
 from prefixcache_worker.server.access import Metadata
@@ -15,8 +16,24 @@ from prefixcache_worker.server.request_record import RequestRecord
 from prefixcache_worker.server.tenant_limits import TenantLimits
 from prefixcache_worker.server.tenant_quotas import TenantQuotas
 
-MIN_REMEMBERED_RATES = 1024
-"""Tenants whose rate is remembered before those are forgotten that may send their whole burst again."""
+MIN_REMEMBERED_BURSTS = 1024
+"""When there are more, those of tenants that have rested are forgotten."""
+
+
+class Burst(NamedTuple):
+    """How much of its burst a tenant had used up when it last sent a request: a token bucket, upside down."""
+
+    num_used: float
+    at: float
+    requests_per_second: float
+    """It is given back as fast as this."""
+
+    def num_used_at(self, now: float, requests_per_second: float) -> float:
+        """What is left of it, at the rate of now."""
+        return max(0.0, self.num_used - (now - self.at) * requests_per_second)
+
+    def has_rested(self, now: float) -> bool:
+        return self.num_used_at(now, self.requests_per_second) == 0
 
 
 class Admission:
@@ -29,9 +46,9 @@ class Admission:
         self._quotas = quotas
         self._clock = clock
         self._num_live: Counter[str] = Counter()
-        self._rested_at: dict[str, float] = {}
-        """When the tenant may send its whole burst again: the generic cell rate algorithm of ITU-T I.371."""
-        self._most_rested_at = MIN_REMEMBERED_RATES
+        self._bursts: dict[str, Burst] = {}
+        """Of tenants that have a rate; who is not here has rested."""
+        self._most_bursts = MIN_REMEMBERED_BURSTS
 
     @asynccontextmanager
     async def request(
@@ -68,18 +85,21 @@ class Admission:
         self._num_live[tenant] += 1
 
     def _take_from_burst(self, tenant: str, requests_per_minute: float, burst_size: float) -> None:
-        now = self._clock()
-        seconds_per_request = 60 / requests_per_minute
-        rested_at = max(now, self._rested_at.get(tenant, now)) + seconds_per_request
-        wait_seconds = rested_at - now - burst_size * seconds_per_request
-        if wait_seconds > 1e-6:  # less is rounding
+        now, requests_per_second = self._clock(), requests_per_minute / 60
+        burst = self._bursts.get(tenant)
+        num_used = 0.0 if burst is None else burst.num_used_at(now, requests_per_second)
+        num_used = min(num_used, burst_size)  # the burst may have been larger then
+        num_missing = num_used + 1 - burst_size
+        if num_missing > 1e-6:  # less is rounding
             raise RateLimitedError(
-                tenant=tenant, requests_per_minute=requests_per_minute, retry_seconds=wait_seconds
+                tenant=tenant,
+                requests_per_minute=requests_per_minute,
+                retry_seconds=num_missing / requests_per_second,
             )
-        self._rested_at[tenant] = rested_at
-        if len(self._rested_at) > self._most_rested_at:
-            self._rested_at = {name: at for name, at in self._rested_at.items() if at > now}
-            self._most_rested_at = max(MIN_REMEMBERED_RATES, 2 * len(self._rested_at))
+        self._bursts[tenant] = Burst(num_used + 1, now, requests_per_second)
+        if len(self._bursts) > self._most_bursts:
+            self._bursts = {name: burst for name, burst in self._bursts.items() if not burst.has_rested(now)}
+            self._most_bursts = max(MIN_REMEMBERED_BURSTS, 2 * len(self._bursts))
 
     def _give_back(self, tenant: str) -> None:
         self._num_live[tenant] -= 1

@@ -8,16 +8,23 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from prefixcache_worker.server.caller import Role, is_tenant_name
+from prefixcache_worker.server.caller import Role
+from prefixcache_worker.server.tenant_names import TENANT_NAME, is_tenant_name
 
 MAX_LABEL_LENGTH = 256
+LABEL = f"at most {MAX_LABEL_LENGTH} printable characters"
 _KEY = re.compile(r"pc_([0-9a-f]{12})_([0-9a-f]{64})")
 _ID = re.compile(r"[0-9a-f]{12}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NO_DIGEST = "0" * 64
+
+
+def is_label(label: str) -> bool:
+    """Whether it is what `LABEL` says."""
+    return len(label) <= MAX_LABEL_LENGTH and label.isprintable()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +34,13 @@ class StoredKey:
     id: str
     """The part of the key that may be shown: 12 hexadecimal digits."""
     tenant: str
-    """1 to 128 printable ASCII characters."""
+    """A tenant's name: `TENANT_NAME`."""
     role: Role
-    digest: str
+    digest: str = field(repr=False)
     """SHA-256 of the secret part, in hexadecimal. Those are 256 random bits, with nothing to guess in them: a
     slow hash would only slow the calls down."""
     label: str
-    """For people; at most 256 printable characters."""
+    """For people: `LABEL`."""
     created: str
     """When, in ISO 8601."""
 
@@ -41,21 +48,17 @@ class StoredKey:
         if not (isinstance(self.id, str) and _ID.fullmatch(self.id)):
             raise ValueError("an id is not 12 hexadecimal digits")
         if not (isinstance(self.tenant, str) and is_tenant_name(self.tenant)):
-            raise ValueError(f"the tenant of {self.id} is not 1 to 128 printable ASCII characters")
+            raise ValueError(f"the tenant of {self.id} is not {TENANT_NAME}")
         if not (isinstance(self.digest, str) and _DIGEST.fullmatch(self.digest)):
             raise ValueError(f"the secret_sha256 of {self.id} is not 64 hexadecimal digits")
-        if not (
-            isinstance(self.label, str)
-            and len(self.label) <= MAX_LABEL_LENGTH
-            and (not self.label or self.label.isprintable())
-        ):
-            raise ValueError(f"the label of {self.id} is not at most {MAX_LABEL_LENGTH} printable characters")
+        if not (isinstance(self.label, str) and is_label(self.label)):
+            raise ValueError(f"the label of {self.id} is not {LABEL}")
         if not isinstance(self.created, str):
             raise ValueError(f"the time at which {self.id} was created is not a text")
 
 
 def make_key(*, tenant: str, role: Role, label: str, created: str) -> tuple[str, StoredKey]:
-    """A new random key, and what to keep of it. Raises ValueError."""
+    """A new random key, and what to keep of it. Raises ValueError as StoredKey does."""
     key_id, secret = secrets.token_hex(6), secrets.token_hex(32)
     stored = StoredKey(
         id=key_id, tenant=tenant, role=role, digest=_digest(secret), label=label, created=created

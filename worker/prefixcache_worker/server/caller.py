@@ -9,14 +9,6 @@ from prefixcache import Namespace
 from prefixcache_worker.errors import PermissionDeniedError
 from prefixcache_worker.server.tenant_limits import TenantLimits
 
-DEFAULT_TENANT = "default"
-MAX_TENANT_LENGTH = 128
-
-
-def is_tenant_name(name: str) -> bool:
-    """Whether it is 1 to 128 printable ASCII characters."""
-    return 1 <= len(name) <= MAX_TENANT_LENGTH and name.isascii() and name.isprintable()
-
 
 class Role(IntEnum):
     """What a credential allows; each role allows what those below it do."""

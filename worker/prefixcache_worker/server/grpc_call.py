@@ -27,6 +27,9 @@ def metadata_of(context: grpc.aio.ServicerContext[Any, Any]) -> Metadata:
 
 
 async def send_request_id(context: grpc.aio.ServicerContext[Any, Any], request_id: str) -> None:
-    """Let the client know under which name its request runs, if metadata can carry it."""
+    """Let the client know under which name its request runs, if metadata can carry it.
+
+    Only once it runs: a client whose call is refused before any answer may send it to another worker.
+    """
     if is_header_text(request_id):
         await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))

@@ -102,7 +102,11 @@ class Service:
         self._worker = worker
         worker.engine_loop.start()
         quotas = TenantQuotas(worker.engine_loop, num_blocks=worker.model.num_blocks, tenants=self._tenants)
-        await quotas.start()
+        try:
+            await quotas.start()
+        except ConfigError:
+            await worker.engine_loop.stop(drain_seconds=0)
+            raise
         admission = Admission(quotas)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(
             InferenceServicer(

@@ -9,6 +9,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from prefixcache import TenantQuota
+from prefixcache_worker.server.tenant_names import TENANT_NAME, is_tenant_name
 
 NO_LIMIT = "unlimited"
 """What the file says to take a bound away again that its `[default]` table has."""
@@ -28,9 +29,9 @@ class TenantLimits:
     max_live_requests: int | None = None
     """At least 1. Requests that run or wait at the same time."""
     max_priority: int | None = None
-    """The highest priority that a request may ask for."""
+    """At least -100. The highest that a request may ask for; one that asks for none has 0, or this."""
     max_cache_priority: int | None = None
-    """At least 0: the highest priority that it may ask for what it leaves in the cache."""
+    """At least 0. The highest priority that it may ask for what it leaves in the cache."""
     max_pinned_blocks: int | None = None
     """At least 0. Blocks that the tenant's prefixes keep."""
     floor_blocks: int = 0
@@ -79,7 +80,7 @@ _BOUNDS = (
     _Bound("requests_per_minute", 1e-6, "a number above 0", is_whole=False),
     _Bound("burst_requests", 1, "a whole number of at least 1"),
     _Bound("max_live_requests", 1, "a whole number of at least 1"),
-    _Bound("max_priority", -inf, "a whole number"),
+    _Bound("max_priority", -100, "a whole number of at least -100"),
     _Bound("max_cache_priority", 0, "a whole number of at least 0"),
     _Bound("max_pinned_blocks", 0, "a whole number of at least 0"),
     _Bound("floor_blocks", 0, "a whole number of at least 0"),
@@ -128,6 +129,9 @@ def parse_tenant_table(text: str) -> TenantTable:
         )
     if not isinstance(tenants, dict):
         raise ValueError("tenants is not a table; write [tenants.NAME]")
+    for name in tenants:
+        if not is_tenant_name(name):
+            raise ValueError(f"no tenant is called {name!r}: a name is {TENANT_NAME}")
     return TenantTable(
         default=default,
         limits_by_tenant={

@@ -72,7 +72,7 @@ class WatchedFile(Generic[T]):
             return self._parse(self._path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"{self._flag}: cannot read {self._path}: {error.strerror}") from error
-        except ValueError as error:  # bytes that are no UTF-8, too
+        except (ValueError, RecursionError) as error:  # bytes that are no UTF-8, and too deep a nest, too
             raise ConfigError(f"{self._flag}: {self._path}: {error}") from error
 
     def _stamp_now(self) -> Stamp:

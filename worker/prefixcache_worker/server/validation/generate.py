@@ -59,13 +59,8 @@ def request_from_proto(
     stop_conditions = _stop_conditions(message.stop_conditions, model)
     num_choices = given(message, "n", 1)
     require(1 <= num_choices <= MAX_CHOICES, "n", f"{num_choices} is not in 1 to {MAX_CHOICES}")
-    priority = given(message, "priority", 0)
-    require(
-        -MAX_PRIORITY <= priority <= MAX_PRIORITY,
-        "priority",
-        f"{priority} is not in {-MAX_PRIORITY} to {MAX_PRIORITY}",
-    )
-    _check_priorities(message, caller.limits)
+    priority = _priority(message, caller.limits)
+    _check_cache_priority(message.cache, caller.limits)
     check_cache_options(message)
     constraint = _constraint(message, model)
     token_ids = prompt_token_ids(message, model)
@@ -192,17 +187,21 @@ def _stop_conditions(message: inference_pb2.StopConditions, model: ServedModel) 
     )
 
 
-def _check_priorities(message: inference_pb2.GenerateRequest, limits: TenantLimits) -> None:
-    """What the tenant may ask for; what anybody may is checked elsewhere."""
-    for field_name, priority, most in (
-        ("priority", given(message, "priority", 0), limits.max_priority),
-        ("cache.priority", given(message.cache, "priority", 0), limits.max_cache_priority),
-    ):
-        require(
-            most is None or priority <= most,
-            field_name,
-            f"{priority} is more than {most}, the most that this tenant may ask for",
-        )
+def _priority(message: inference_pb2.GenerateRequest, limits: TenantLimits) -> int:
+    """Within what anybody may ask for, and what the tenant may."""
+    most = MAX_PRIORITY if limits.max_priority is None else min(MAX_PRIORITY, limits.max_priority)
+    priority: int = given(message, "priority", min(0, most))
+    require(-MAX_PRIORITY <= priority <= most, "priority", f"{priority} is not in {-MAX_PRIORITY} to {most}")
+    return priority
+
+
+def _check_cache_priority(options: inference_pb2.CacheOptions, limits: TenantLimits) -> None:
+    most = limits.max_cache_priority
+    require(
+        most is None or options.priority <= most,
+        "cache.priority",
+        f"{options.priority} is more than {most}, the most that this tenant may ask for",
+    )
 
 
 def check_cache_options(message: inference_pb2.GenerateRequest | cache_pb2.ExplainRequest) -> None:
