@@ -26,11 +26,8 @@ test-data: $(VENV)/.dev  ## Checks that need the shared data folder (SHARED=../s
 
 soak: $(VENV)/.dev  ## A million random cache operations beside an oracle (ARGS="--operations N --seed S"); 50 kills; hostile messages
 	$(BIN)/python tests/soak_cache.py $(ARGS)
-<<<<<<< HEAD
 	$(BIN)/python tests/soak_restart.py
-=======
 	$(BIN)/python tests/soak_messages.py
->>>>>>> 498943e (Test the stream of events from any starting point, and the work of a probe step by step)
 
 bench: $(VENV)/.dev  ## Run every benchmark and render docs/performance.md
 	$(BIN)/python tests/benchmarks/run_all.py $(ARGS)

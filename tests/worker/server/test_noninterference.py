@@ -125,7 +125,7 @@ class Stage:
         for step in script:
             answer = await self._answer(step)
             if step.who == "watched":
-                self.told.append((step.method, answer))
+                self.told.append((step.method, self._plain(answer)))
 
     async def _answer(self, step: Step) -> Any:
         service = cache_pb2.DESCRIPTOR.services_by_name["CacheService"]
@@ -141,17 +141,21 @@ class Stage:
                 self._stack.callback(call.cancel)
                 return None
             if step.method not in ("Generate", "WatchEvents"):
-                return self._plain(await call)
+                return await call
             events = [event async for event in call]
         except grpc.aio.AioRpcError as error:
             return error.code(), error.details(), error.trailing_metadata()
         tokens: dict[int, list[int]] = {}
         for event in events[:-1]:  # how they are cut into messages is a matter of time
             tokens.setdefault(event.delta.index, []).extend(event.delta.token_ids)
-        return tokens, self._plain(events[-1])
+        return tokens, events[-1]
 
-    def _plain(self, message: Message) -> Any:
-        """The fields without those of time; names that were drawn by lot are numbered as they come."""
+    def _plain(self, message: Any) -> Any:
+        """Messages as their fields without those of time; names drawn by lot are numbered as they come."""
+        if isinstance(message, tuple):
+            return tuple(map(self._plain, message))
+        if not isinstance(message, Message):
+            return message
         values = {}
         for field, value in message.ListFields():
             if field.name in _VARYING:
