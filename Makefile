@@ -24,9 +24,10 @@ test: $(VENV)/.dev lint types  ## Lint, types and all tests
 test-data: $(VENV)/.dev  ## Checks that need the shared data folder (SHARED=../shared)
 	$(BIN)/python -m pytest tests/benchmarks $(ARGS)
 
-soak: $(VENV)/.dev  ## A million random cache operations beside an oracle (ARGS="--operations N --seed S"); 50 kills
+soak: $(VENV)/.dev  ## A million random cache operations beside an oracle (ARGS="--operations N --seed S"); 50 kills; hostile messages
 	$(BIN)/python tests/soak_cache.py $(ARGS)
 	$(BIN)/python tests/soak_restart.py
+	$(BIN)/python tests/soak_messages.py
 
 bench: $(VENV)/.dev  ## Run every benchmark and render docs/performance.md
 	$(BIN)/python tests/benchmarks/run_all.py $(ARGS)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -15,11 +13,8 @@ from support.served_worker import ServedWorker, greedy_request, served
 from support.tiny_loaded_model import loaded
 from support.token_streams import stream
 
-from prefixcache import BlockKey, EventGapError, EventIndex, MissCause
-from prefixcache.events import BlocksRemoved, BlocksStored, CacheCleared, EventState
-from prefixcache.token_chunks import pack_tokens
+from prefixcache import MissCause
 from prefixcache.v1 import cache_pb2, inference_pb2
-from prefixcache_worker.engine import event_feed
 from prefixcache_worker.model.scripted_model import ScriptedModel
 from prefixcache_worker.server import tree_answer
 from prefixcache_worker.server.caller import Role
@@ -228,177 +223,3 @@ async def test_reset_forgets_all_and_disturbs_nobody() -> None:
         assert num_tokens == 300
         assert response is grpc.aio.EOF
         await worker.worker.engine_loop.call(lambda engine: engine.check())
-
-
-# Events
-
-
-class Watcher:
-    """An index that is kept from the stream alone."""
-
-    def __init__(self, call: Any) -> None:
-        self._call = call
-        self._state: list[BlocksStored] | None = []
-        self.index = EventIndex()
-
-    @classmethod
-    def at(cls, call: Any, index: EventIndex) -> Watcher:
-        watcher = cls(call)
-        watcher._state, watcher.index = None, index
-        return watcher
-
-    async def read(self) -> None:
-        """Take one message."""
-        message = await self._call.read()
-        assert message is not grpc.aio.EOF
-        kind = message.WhichOneof("event")
-        if kind == "state_complete":
-            assert self._state is not None
-            self.index = EventIndex.from_state(EventState(self._state, message.sequence_number + 1))
-            self._state = None
-        elif self._state is not None:
-            self._state.append(event_of(message))
-        else:
-            self.index.apply(event_of(message))
-
-    async def follow(self, next_sequence_number: int) -> None:
-        """Read until this is the next number."""
-        async with asyncio.timeout(30):
-            while self._state is not None or self.index.next_sequence_number < next_sequence_number:
-                await self.read()
-
-
-def event_of(message: cache_pb2.WatchEventsResponse) -> Any:
-    number = message.sequence_number
-    match message.WhichOneof("event"):
-        case "stored":
-            stored = message.stored
-            return BlocksStored(
-                number,
-                BlockKey(stored.parent_key),
-                tuple(map(BlockKey, stored.block_keys)),
-                pack_tokens(list(stored.token_ids)),
-                stored.public,
-            )
-        case "removed":
-            return BlocksRemoved(
-                number, tuple(map(BlockKey, message.removed.block_keys)), message.removed.cause
-            )
-        case "cleared":
-            return CacheCleared(number)
-    raise AssertionError(message)
-
-
-async def position(worker: ServedWorker) -> tuple[dict[BlockKey, BlockKey], int]:
-    """The keys in the cache, and the number of the event that comes next."""
-    return await worker.worker.engine_loop.call(
-        lambda engine: (engine.cache.block_keys(), engine.cache.event_state().next_sequence_number)
-    )
-
-
-@pytest.fixture
-async def small() -> AsyncIterator[ServedWorker]:
-    """A worker whose pool holds three prompts or so, so that blocks are evicted."""
-    async with served_to_named(scripted(), kv_blocks=16, kv_headroom=0.0) as worker:
-        yield worker
-
-
-async def test_watchers_from_any_starting_point_end_up_with_the_caches_own_keys(small: ServedWorker) -> None:
-    """Under eviction and reset, from an empty cache, from its middle, and resumed."""
-    watchers = []
-    for turn in range(24):
-        if turn % 5 == 0:
-            watchers.append(Watcher(small.cache.WatchEvents(cache_pb2.WatchEventsRequest(), **ADMIN)))
-            await watchers[-1].follow(0)
-        if turn == 13:
-            await small.cache.Reset(cache_pb2.ResetRequest(), **ADMIN)
-        prompt = (P if turn % 2 else Q)[: 20 + turn] + [turn + 10] * 17
-        await generate(small, prompt, (A, B)[turn % 2])
-        if turn == 16:  # it goes away, and comes back where it was
-            _, number = await position(small)
-            await watchers[0].follow(number)
-            watchers[0]._call.cancel()
-        if turn == 20:
-            number = watchers[0].index.next_sequence_number
-            message = cache_pb2.WatchEventsRequest(from_sequence_number=number)
-            watchers[0] = Watcher.at(small.cache.WatchEvents(message, **ADMIN), watchers[0].index)
-    keys, number = await position(small)
-    assert keys
-    for watcher in watchers:
-        await watcher.follow(number)
-        assert dict(watcher.index.parent_of) == keys
-        watcher.index.check()
-
-
-async def test_the_state_comes_first_and_bears_the_last_number_before_it(small: ServedWorker) -> None:
-    await generate(small, P, PUBLISHER, public_tokens=48)
-    call = small.cache.WatchEvents(cache_pb2.WatchEventsRequest(), **ADMIN)
-    messages = [await call.read() for _ in range(3)]
-    await generate(small, Q, A)
-    messages.append(await call.read())
-    kinds = [message.WhichOneof("event") for message in messages]
-    numbers = [message.sequence_number for message in messages]
-    assert kinds == ["stored", "stored", "state_complete", "stored"]
-    assert [message.stored.public for message in messages] == [True, False, False, False]
-    assert list(messages[0].stored.token_ids) == P[:48]
-    assert numbers == [numbers[0], numbers[0], numbers[0], numbers[0] + 1]
-
-
-async def test_a_number_that_the_log_does_not_have_is_out_of_range(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(event_feed, "LOG_BLOCKS", 8)
-    async with served_to_named(scripted()) as worker:
-        _, first = await position(worker)
-        for token in range(20, 30):
-            await generate(worker, [token] * 20, A)
-        _, number = await position(worker)
-        for wanted in (0, 1, first, number + 1, 2**64 - 1):
-            message = cache_pb2.WatchEventsRequest(from_sequence_number=wanted)
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await worker.cache.WatchEvents(message, **ADMIN).read()
-            code, sentence, _ = details_of(refused.value)
-            assert code is grpc.StatusCode.OUT_OF_RANGE
-            assert f"event {wanted} comes next" in sentence
-
-
-async def test_a_watcher_that_falls_behind_the_log_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes nothing while the log moves on: nothing is kept for it."""
-    monkeypatch.setattr(event_feed, "LOG_BLOCKS", 8)
-    async with served_to_named(scripted()) as worker:
-        feed = worker.worker.event_feed
-        assert feed is not None
-        async with aclosing(feed.watch(None)) as events:
-            assert isinstance(await anext(events), event_feed.StateComplete)
-            await generate(worker, [20] * 32, A)
-            assert isinstance(await anext(events), BlocksStored)
-            for token in range(21, 30):
-                await generate(worker, [token] * 32, A)
-            with pytest.raises(EventGapError):
-                await anext(events)
-        assert feed._num_watchers == 0
-
-
-async def test_watchers_end_when_the_worker_stops() -> None:
-    async with served_to_named(scripted()) as worker:
-        call = worker.cache.WatchEvents(cache_pb2.WatchEventsRequest(), **ADMIN)
-        await call.read()
-        await worker.service.stop(drain_seconds=0)
-        with pytest.raises(grpc.aio.AioRpcError) as ended:
-            await call.read()
-        assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert "is shutting down" in (ended.value.details() or "")
-
-
-async def test_a_watcher_that_goes_away_leaves_nothing_behind(small: ServedWorker) -> None:
-    feed = small.worker.event_feed
-    assert feed is not None
-    call = small.cache.WatchEvents(cache_pb2.WatchEventsRequest(), **ADMIN)
-    await call.read()
-    assert feed._num_watchers == 1
-    call.cancel()
-    async with asyncio.timeout(30):
-        while feed._num_watchers:
-            await small.health()
-    await generate(small, P, A)
-    assert not feed._is_noted

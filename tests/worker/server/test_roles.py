@@ -10,14 +10,12 @@ import pytest
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 from support.named_callers import as_caller, served_to_named
+from support.rpc_methods import METHODS, SERVED
 from support.served_worker import ServedWorker
 from support.tiny_loaded_model import loaded
 
-from prefixcache.v1 import cache_pb2, inference_pb2
 from prefixcache_worker.model.scripted_model import ScriptedModel
-from prefixcache_worker.server.cache_servicer import CacheServicer
 from prefixcache_worker.server.caller import Role
-from prefixcache_worker.server.inference_servicer import InferenceServicer
 
 LEAST_ROLE = {
     "InferenceService": {
@@ -43,14 +41,6 @@ LEAST_ROLE = {
         "Restore": Role.ADMIN,
     },
 }
-SERVICERS = {"InferenceService": InferenceServicer, "CacheService": CacheServicer}
-METHODS: list[MethodDescriptor] = [
-    method
-    for file in (inference_pb2, cache_pb2)
-    for service in file.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-]
-SERVED = [method for method in METHODS if method.name in vars(SERVICERS[method.containing_service.name])]
 
 
 @pytest.fixture
