@@ -68,8 +68,8 @@ BENCHMARKS = {
     "schemes": Benchmark("The schemes"),
     "service": Benchmark(
         "The service beside the model",
-        about="The scripted model costs next to nothing, so that what is measured is the service. Its client runs "
-        "on the same cores and leaves messages as bytes.",
+        about="The scripted model costs next to nothing, so that what is measured is the service. Its "
+        "client runs on the same cores and leaves messages as bytes.",
     ),
     "eviction": Benchmark("Eviction on recorded traffic"),
 }

@@ -10,10 +10,10 @@ from collections.abc import Awaitable
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from report import Row
-from service_sections.raw_client import request, start
-from service_sections.scripted_worker import NUM_SLOTS, scripted_worker
 
 from prefixcache.v1 import cache_pb2, cache_pb2_grpc, inference_pb2, inference_pb2_grpc
+from service_sections.raw_client import request, start
+from service_sections.scripted_worker import NUM_SLOTS, scripted_worker
 
 NUM_PROBES = 30
 MAX_TOKENS = 8000

@@ -8,9 +8,9 @@ import time
 import grpc
 import psutil
 from report import Row
-from service_sections.raw_client import request, start
 
 from prefixcache_client.worker_process import WorkerProcess
+from service_sections.raw_client import request, start
 
 NUM_STREAMS = 32
 NUM_SHARED, NUM_OWN = 1008, 16
@@ -34,8 +34,8 @@ def step_share_rows() -> list[Row]:
             unit="% of its time",
             bar="<= 5",
             holds=share <= 0.05,
-            note=f"{NUM_STREAMS * NUM_TOKENS / wall:.0f} tokens/s; processor time of asyncio and gRPC, that is "
-            f"of all threads of the worker but the model's {num_threads}",
+            note=f"{NUM_STREAMS * NUM_TOKENS / wall:.0f} tokens/s; processor time of asyncio and gRPC: of all "
+            f"threads of the worker but the model's {num_threads}",
         )
     ]
 

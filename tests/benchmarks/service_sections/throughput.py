@@ -8,6 +8,7 @@ import time
 
 import grpc
 from report import Row
+
 from service_sections.raw_client import StreamFigures, request, stream
 from service_sections.scripted_worker import NUM_SLOTS, scripted_worker
 
