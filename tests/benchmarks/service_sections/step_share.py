@@ -34,7 +34,7 @@ def step_share_rows() -> list[Row]:
             unit="% of its time",
             bar="<= 5",
             holds=share <= 0.05,
-            note=f"{NUM_STREAMS * NUM_TOKENS / wall:.0f} tokens/s; processor time of asyncio and gRPC: of all "
+            note=f"{NUM_STREAMS * NUM_TOKENS / wall:.0f} tokens/s; processor time of asyncio and gRPC: all "
             f"threads of the worker but the model's {num_threads}",
         )
     ]
