@@ -67,6 +67,11 @@ BENCHMARKS = {
     "cache_ops": Benchmark("Cache operations", " --sglang PYTHON --vllm-python PYTHON"),
     "schemes": Benchmark("The schemes"),
     "tier": Benchmark("A tier behind the pool"),
+    "service": Benchmark(
+        "The service beside the model",
+        about="The scripted model costs next to nothing, so that what is measured is the service. Its "
+        "client runs on the same cores and leaves messages as bytes.",
+    ),
     "eviction": Benchmark("Eviction on recorded traffic"),
 }
 

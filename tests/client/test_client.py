@@ -100,6 +100,14 @@ async def test_chat_puts_the_system_text_in_front(both: BothClients, worker: Fak
         assert request.cache.public_messages == 1
 
 
+async def test_abort_says_whether_there_was_anything_to_end(both: BothClients, worker: FakeWorker) -> None:
+    worker.live_ids = {"mine"}
+
+    assert await both.call("abort", "mine") is True
+    assert await both.call("abort", "another") is False
+    assert worker.tenants == ["acme"] * 4
+
+
 async def test_tokenize_and_detokenize(both: BothClients) -> None:
     assert await both.call("tokenize", "ab") == (97, 98)
     assert await both.call("tokenize", [{"role": "user", "content": "c"}]) == (99,)

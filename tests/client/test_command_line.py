@@ -213,6 +213,18 @@ class TestChat:
         assert capsys.readouterr().err.startswith(f"prefixcache: no worker answers at {address}: ")
 
 
+class TestAbort:
+    def test_it_says_what_became_of_the_request(
+        self, run: Run, worker: FakeWorker, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        worker.live_ids = {"[b]mine"}
+
+        assert run("abort", "[b]mine") == 0
+        assert capsys.readouterr().out == "[b]mine: ended\n"
+        assert run("abort", "another") == 1
+        assert capsys.readouterr().err == "another: no request of this id runs or waits\n"
+
+
 class TestStats:
     def test_counts_come_with_bytes_and_percent(
         self, run: Run, worker: FakeWorker, capsys: pytest.CaptureFixture[str]

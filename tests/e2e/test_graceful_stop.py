@@ -87,6 +87,25 @@ async def test_a_second_signal_gives_up_a_running_stream_and_exits_with_0(number
     assert "Traceback" not in log
 
 
+async def test_b107_a_worker_that_is_killed_ends_its_streams_with_an_error():
+    """At the fifth token: no stream may look as if its answer were complete."""
+    async with (
+        worker_process() as process,
+        grpc.aio.insecure_channel(await ready_address(process)) as channel,
+    ):
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        running = stub.Generate(question(max_tokens=900, ignore_eos=True), timeout=DEADLINE_SECONDS)
+        responses = []
+        while sum(len(response.delta.token_ids) for response in responses) < 5:
+            responses.append(await running.read())
+        process.kill()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await rest_of(running)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert all(response.WhichOneof("event") == "delta" for response in responses)
+    assert all(response.delta.finish_reason == 0 for response in responses)
+
+
 async def first_refusal(stub: inference_pb2_grpc.InferenceServiceStub) -> grpc.aio.AioRpcError:
     """Send requests until one is refused: until the signal has arrived, they are still taken."""
     while True:

@@ -90,6 +90,7 @@ class FakeWorker(inference_pb2_grpc.InferenceServiceServicer, cache_pb2_grpc.Cac
         self.explain_requests: list[cache_pb2.ExplainRequest] = []
         self.events: list[cache_pb2.WatchEventsResponse] = []
         self.num_resets = 0
+        self.live_ids: set[str] = set()
         self.health = HealthServicer()
 
     def __enter__(self) -> Self:
@@ -122,6 +123,13 @@ class FakeWorker(inference_pb2_grpc.InferenceServiceServicer, cache_pb2_grpc.Cac
         context.add_callback(lambda: ended.is_set() or self.cancelled.set())
         yield from self.generate(request, context)
         ended.set()
+
+    def Abort(
+        self, request: inference_pb2.AbortRequest, context: grpc.ServicerContext
+    ) -> inference_pb2.AbortResponse:
+        """Whether the id is one of `live_ids`."""
+        self._note(context)
+        return inference_pb2.AbortResponse(was_live=request.request_id in self.live_ids)
 
     def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: grpc.ServicerContext

@@ -57,25 +57,26 @@ async def test_b69_health_and_abort_are_answered_while_every_slot_is_busy():
     """Four slots with long answers, a fifth request waits; the abort of one lets it start."""
     model = GatedModel(scripted())
     async with served(loaded(model), max_running=4) as worker:
-        calls = []
-        for number in range(4):
-            calls.append(
-                worker.generate(greedy_request(stream("abcd"[number], 20), 4000, request_id=str(number)))
-            )
-            first = asyncio.ensure_future(calls[-1].read())
-            while not first.done():  # any number of steps may begin before it is there
-                model.allow(1)
+        calls = [
+            worker.generate(greedy_request(stream("abcd"[i], 20), 4000, request_id=str(i))) for i in range(4)
+        ]
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while len(worker.worker.engine_loop._streams) < 4:
                 await worker.health()
+        model.allow(2)  # the one that has begun, and one for those that came during it
+        for call in calls:
+            await call.read()
         fifth = worker.generate(greedy_request(stream("e", 20), 2))
         assert await worker.health() == health_pb2.HealthCheckResponse.SERVING
         assert await abort(worker, "2", tenant="another") is False
         assert await abort(worker, "2") is True
         aborted = await failure_of(rest_of(calls[2]))
         assert await abort(worker, "2") is False
-        model.allow(1000)
+        model.allow(20)
         assert sum(len(response.delta.token_ids) for response in await rest_of(fifth)) == 2
         for number in "013":
             assert await abort(worker, number) is True
+        model.allow(1000)
     assert (aborted.code(), reason_of(aborted)) == (grpc.StatusCode.CANCELLED, "ABORTED")
 
 
