@@ -53,6 +53,9 @@ SAMPLE_TEXT = {
     "top_k_blocks": "32",
     "num_threads": "2",
     "log_level": "debug",
+    "snapshot": "/var/lib/prefixcache",
+    "snapshot_seconds": "60",
+    "snapshot_stop_seconds": "0",
     "drain_seconds": "1.5",
     "max_connection_age": "3600",
     "connection_age_grace": "60",
@@ -152,6 +155,8 @@ def test_memory_and_blocks_from_one_source_exclude_each_other():
         ("context_length", "1"),
         ("num_threads", "0"),
         ("log_level", "loud"),
+        ("snapshot_seconds", "0.5"),
+        ("snapshot_stop_seconds", "-1"),
         ("drain_seconds", "inf"),
     ],
 )
