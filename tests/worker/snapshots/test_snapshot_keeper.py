@@ -24,7 +24,7 @@ class HandSnapshots:
 
     def __init__(self) -> None:
         self.is_changed = True
-        self.error: SnapshotFailedError | None = None
+        self.error: Exception | None = None
         self.permits = threading.Semaphore(0)
         self.begun = threading.Semaphore(0)
         self.num_begun = self.num_ended = self.num_running = self.most_running = 0
@@ -104,6 +104,22 @@ async def test_the_clock_saves_what_has_changed_and_nothing_else(snapshots: Hand
     snapshots.permits.release()
     await keeper.stop()
     assert snapshots.num_begun == 2
+
+
+async def test_a_save_that_breaks_is_logged_and_the_clock_goes_on(
+    snapshots: HandSnapshots, caplog: pytest.LogCaptureFixture
+):
+    keeper = keeper_of(snapshots, interval=1e-4)
+    snapshots.error = AssertionError("a bug")
+    keeper.start()
+    for _ in range(2):
+        await snapshots.begin_write()
+        snapshots.permits.release()
+    await snapshots.begin_write()
+    snapshots.error = None
+    snapshots.permits.release()
+    await keeper.stop()
+    assert caplog.text.count("AssertionError: a bug") == 2
 
 
 async def test_one_save_at_a_time(snapshots: HandSnapshots):
