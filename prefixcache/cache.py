@@ -29,7 +29,7 @@ from prefixcache.radix_tree import Match, RadixTree
 from prefixcache.restoring import Restorer
 from prefixcache.running_save import RunningSave
 from prefixcache.sightings import TenantSightings
-from prefixcache.snapshot import RowReader, RowWriter, open_snapshot
+from prefixcache.snapshot import ReadAttachment, RowReader, RowWriter, open_snapshot
 from prefixcache.snapshot_tree import copy_tree, restore_blocks
 from prefixcache.tiers import NumWorthRestoring, TierMove, Tiers
 from prefixcache.token_chunks import TOKEN_BYTES, ChunkHash, TokenIds, pack_tokens
@@ -414,15 +414,19 @@ class PrefixCache:
         finally:
             save.end()
 
-    def begin_save(self, *, model: str = "", layout: str = "", dtype: str = "") -> RunningSave:
+    def begin_save(
+        self, *, model: str = "", layout: str = "", dtype: str = "", attachment: bytes = b""
+    ) -> RunningSave:
         """Begin what `save` does as a whole, so that another thread can write while the cache goes on.
 
+        The `attachment` is kept in the file for `restore`: what the caller knows beside the cache.
         Requires: `RunningSave.end` is called on this thread. Raises PendingMovesError when rows are still to
         come from a tier. O(nodes + blocks), and until the end O(1) for each block that becomes free.
         """
         self._require_no_moves()
         tree = copy_tree(self._tree, self._blocks.last_tick)
-        return RunningSave(tree, self._pool, self._snapshot_header(model, layout, dtype))
+        header = self._snapshot_header(model, layout, dtype)
+        return RunningSave(tree, self._pool, header, attachment)
 
     def restore(
         self,
@@ -432,18 +436,22 @@ class PrefixCache:
         layout: str = "",
         dtype: str = "",
         read_row: RowReader | None = None,
+        read_attachment: ReadAttachment | None = None,
     ) -> int:
         """Fill the empty cache from a snapshot, and return how many blocks it has now.
 
-        When there are fewer free blocks than saved ones, those used last are taken. Raises
-        SnapshotDamagedError, SnapshotMismatchError when the snapshot is another model's, layout's,
-        dtype's, block size's or secret's, InvalidArgumentError when something is cached already or
-        the snapshot has rows and `read_row` is not given or the other way round, or OSError;
+        Before anything else, `read_attachment` is given what was saved beside it. When there are fewer
+        free blocks than saved ones, those used last are taken. Raises SnapshotDamagedError,
+        SnapshotMismatchError when the snapshot is another model's, layout's, dtype's, block size's or
+        secret's, InvalidArgumentError when something is cached already or the snapshot has rows and
+        `read_row` is not given or the other way round, OSError, or what `read_attachment` raises;
         nothing has changed then but the rows of free blocks. PendingMovesError when some of those rows
         are still to be copied to a tier. O(bytes).
         """
         self._require_no_moves()
         with open_snapshot(path, header=self._snapshot_header(model, layout, dtype)) as snapshot:
+            if read_attachment is not None:
+                read_attachment(snapshot.attachment)
             return restore_blocks(snapshot, read_row, self._pool, self._tree, self._blocks, self._ledger)
 
     def event_state(self) -> EventState:

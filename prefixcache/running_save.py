@@ -20,11 +20,12 @@ class RunningSave:
     cache goes on, and whatever has become free meanwhile is left out of the file in the end.
     """
 
-    def __init__(self, tree: TreeCopy, pool: BlockPool, header: HeaderFields) -> None:
+    def __init__(self, tree: TreeCopy, pool: BlockPool, header: HeaderFields, attachment: bytes) -> None:
         """Called by `PrefixCache.begin_save`."""
         self._tree = tree
         self._pool = pool
         self._header = header
+        self._attachment = attachment
         self._freed_ids: set[BlockId] = set()
         pool.watch(self._note_freed)
 
@@ -42,6 +43,7 @@ class RunningSave:
             block_ids=block_ids,
             write_row=write_row,
             freed_ids=self._freed_ids,
+            attachment=self._attachment,
         )
 
     def end(self) -> None:

@@ -30,6 +30,10 @@ RowWriter = Callable[[BlockId], Buffer]
 RowReader = Callable[[BlockId, memoryview], None]
 """Puts a row into a block. The memory is another row's after the call."""
 
+ReadAttachment = Callable[[bytes], object]
+"""Takes what was saved beside the index, and raises if it cannot use it."""
+
+_ATTACHMENT = "attachment"
 _ROWS = "rows"
 _ROW_TABLE = "row table"
 _ROW_ENTRY = Struct("<Q16s")
@@ -52,8 +56,9 @@ def save_snapshot(
     block_ids: Sequence[BlockId] = (),
     write_row: RowWriter | None = None,
     freed_ids: Set[BlockId] = frozenset(),
+    attachment: bytes = b"",
 ) -> SavedSnapshot:
-    """Save an index, and with `write_row` the rows of `block_ids`.
+    """Save an index, with `write_row` the rows of `block_ids`, and an `attachment` as it is.
 
     `header` says what the blocks are of: it will be compared as a whole. One row is held at a
     time. Whatever happens, at `path` is a whole snapshot, see `write_snapshot_file`.
@@ -66,7 +71,8 @@ def save_snapshot(
     `write_row` raises; nothing has changed then. O(bytes).
     """
     saving = _Saving(index, block_ids, write_row, freed_ids)
-    num_bytes = write_snapshot_file(path, header, saving.sections())
+    sections = saving.sections() | {_ATTACHMENT: [attachment]}
+    num_bytes = write_snapshot_file(path, header, sections)
     return SavedSnapshot(saving.index.num_blocks, num_bytes)
 
 
@@ -94,6 +100,7 @@ class Snapshot:
         self._file = file
         self.header = file.header
         self.index = decode_index({name: file.read(name) for name in INDEX_SECTIONS})
+        self.attachment = file.read(_ATTACHMENT)
         self.has_rows = _ROWS in file.sections
         self.row_bytes = 0
         """Length of each row."""

@@ -147,6 +147,23 @@ def test_a_save_that_ended_is_told_no_more(tmp_path: Path) -> None:
     assert save.write(tmp_path / "file").num_blocks == 2
 
 
+def test_what_is_attached_comes_back_before_anything_is_restored(tmp_path: Path) -> None:
+    cache = PrefixCache(num_blocks=2)
+    run(cache, stream("a", 32))
+    cache.begin_save(attachment=b"beside").write(tmp_path / "file")
+    restored, attachments = PrefixCache(num_blocks=2), []
+
+    def refuse(attachment: bytes) -> None:
+        attachments.append((attachment, restored.stats().num_idle))
+        raise ValueError("unreadable")
+
+    with pytest.raises(ValueError, match="unreadable"):
+        restored.restore(tmp_path / "file", read_attachment=refuse)
+    assert restored.stats().num_free == 2
+    assert restored.restore(tmp_path / "file", read_attachment=attachments.append) == 2
+    assert attachments == [(b"beside", 0), b"beside"]
+
+
 def test_changes_are_counted_as_long_as_there_are_any() -> None:
     cache = PrefixCache(num_blocks=4)
     seen = [cache.num_changes]

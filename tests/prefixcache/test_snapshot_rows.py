@@ -202,6 +202,7 @@ def test_rows_must_be_those_of_the_index(path: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
+        ({"attachment": None}, "damaged in its attachment: expected a section, found none"),
         ({"index": None}, "damaged in its index: expected a section, found none"),
         ({"edges": None}, "damaged in its edges: expected a section, found none"),
         ({"row table": None}, "damaged in its row table: expected a section, found none"),
@@ -216,7 +217,13 @@ def test_sections_that_do_not_fit_each_other_are_refused(
 ) -> None:
     """A file whose checksums are right, but which `save_snapshot` does not write."""
     table = TABLE_START + bytes(24) + (1).to_bytes(8, "little") + bytes(16)
-    content = {**encode_index(index_of_blocks(2)), "rows": bytes(256), "row table": table, **sections}
+    content = {
+        **encode_index(index_of_blocks(2)),
+        "attachment": b"",
+        "rows": bytes(256),
+        "row table": table,
+        **sections,
+    }
     write_snapshot_file(path, HEADER, {name: [data] for name, data in content.items() if data is not None})
     with pytest.raises(SnapshotDamagedError, match=message):
         open_snapshot(path, header=HEADER)

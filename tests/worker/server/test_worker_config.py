@@ -155,6 +155,8 @@ def test_memory_and_blocks_from_one_source_exclude_each_other():
         ("context_length", "1"),
         ("num_threads", "0"),
         ("log_level", "loud"),
+        ("snapshot_seconds", "0.5"),
+        ("snapshot_stop_seconds", "-1"),
         ("drain_seconds", "inf"),
     ],
 )

@@ -45,11 +45,7 @@ class CacheSnapshots:
         self._engine = engine
         self._cache = engine.cache
         self._store = engine.kv_store
-        self._what_rows_are = {
-            "model": rows_of,
-            "layout": engine.kv_store.fingerprint,
-            "dtype": engine.kv_store.format.name,
-        }
+        self._rows_of = rows_of
         self._num_changes_on_disk = self._cache.num_changes
 
     @property
@@ -64,7 +60,9 @@ class CacheSnapshots:
 
     def begin(self) -> BegunSave:
         """Requires: the engine's thread. O(nodes + blocks)."""
-        running = self._cache.begin_save(**self._what_rows_are)
+        running = self._cache.begin_save(
+            model=self._rows_of, layout=self._store.fingerprint, dtype=self._store.format.name
+        )
         return BegunSave(running, BlockRecords(self._store), self._cache.num_changes)
 
     def write(self, save: BegunSave, pace: Pace) -> SavedSnapshot:
@@ -94,7 +92,13 @@ class CacheSnapshots:
             )
         records = BlockRecords(self._store)
         try:
-            num_blocks = self._cache.restore(self.folder.path, read_row=records.write, **self._what_rows_are)
+            num_blocks = self._cache.restore(
+                self.folder.path,
+                model=self._rows_of,
+                layout=self._store.fingerprint,
+                dtype=self._store.format.name,
+                read_row=records.write,
+            )
         except FileNotFoundError as error:
             raise SnapshotFailedError("nothing has been saved yet") from error
         except OSError as error:

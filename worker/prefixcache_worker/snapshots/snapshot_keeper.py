@@ -83,12 +83,15 @@ class SnapshotKeeper:
         if self._timer is not None:
             self._timer.cancel()
         self.hurry(self._stop_seconds)
-        async with self._one_at_a_time:
-            if self._snapshots.is_changed:
-                with contextlib.suppress(SnapshotFailedError):  # it is in the log
+        try:
+            async with self._one_at_a_time:
+                if self._snapshots.is_changed:
                     report = await self._write(self._snapshots.begin())
                     logger.info("saved %d blocks, %d bytes, in %.1f s", *report)
-        self._snapshots.folder.close()
+        except SnapshotFailedError:
+            pass  # it is in the log
+        finally:
+            self._snapshots.folder.close()
 
     def hurry(self, seconds: float) -> None:
         """Save as fast as it goes, and give up what is not written within so many seconds."""
@@ -99,9 +102,16 @@ class SnapshotKeeper:
     async def _save_from_time_to_time(self) -> None:
         while True:
             await asyncio.sleep(self._interval_seconds)
-            if self._snapshots.is_changed:
-                with contextlib.suppress(SnapshotFailedError):  # it is in the log
-                    await self.save()
+            if not self._snapshots.is_changed:
+                continue
+            try:
+                await self.save()
+            except SnapshotFailedError:
+                pass  # it is in the log
+            except EngineStoppedError:
+                return
+            except Exception:
+                logger.exception("a save broke; the snapshot before stays, and the next is tried as usual")
 
     async def _save(self) -> SaveReport:
         async with self._one_at_a_time:
