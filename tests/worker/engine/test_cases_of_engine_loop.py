@@ -233,6 +233,17 @@ async def test_b108_a_paused_request_meets_its_deadline_although_nothing_is_step
             await tokens_of(events)
 
 
+@pytest.mark.parametrize("deadline", [1e12, float("inf")])
+async def test_a_deadline_that_never_comes_stops_nobody(deadline: float):
+    async with looped(reader_limits=ReaderLimits(max_unread_tokens=2)) as loop:
+        patient = loop.submit(request(max_tokens=9), deadline=deadline)
+        while patient._stall is None:
+            await asyncio.sleep(0)
+        while not (loop._wake._waiters or loop.is_broken):  # all that runs is paused: the thread sleeps
+            await asyncio.sleep(0)
+        assert await tokens_of(patient) == reference(stream("a", 20), 9)
+
+
 async def test_a_request_that_is_aborted_ends_with_that_and_frees_its_blocks():
     async with looped() as loop:
         events = loop.submit(request(max_tokens=2000))

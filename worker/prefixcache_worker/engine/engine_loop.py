@@ -245,14 +245,18 @@ class EngineLoop:
 
     def _seconds_to_deadline(self) -> float | None:
         deadline = self._deadlines.next()
-        return None if deadline is None else max(0.0, deadline - self._clock())
+        if deadline is None:
+            return None
+        return min(
+            max(0.0, deadline - self._clock()), threading.TIMEOUT_MAX
+        )  # clients may say "in 300 years"
 
     def _expire(self) -> list[Output]:
         passed = self._deadlines.pop_passed(self._clock())
         for key in passed:
             self._engine.cancel(key)
-        error = DeadlineExceededError("the deadline passed before the answer was complete")
-        return [Output(key, Failure(error)) for key in passed]
+        sentence = "the deadline passed before the answer was complete"
+        return [Output(key, Failure(DeadlineExceededError(sentence))) for key in passed]
 
     def _step(self) -> list[Output]:
         if not self._engine.has_work:
