@@ -40,9 +40,10 @@ lint: $(VENV)/.dev  ## ruff and buf
 types: $(VENV)/.dev  ## mypy, strict on the cache
 	$(BIN)/mypy
 
-protos: $(VENV)/.dev  ## Generate prefixcache/v1 from proto/
+protos: $(VENV)/.dev  ## Generate prefixcache/v1 and docs/api.md from proto/
 	$(BIN)/python -m grpc_tools.protoc -Iproto --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
 		--python_out=. --pyi_out=. --grpc_python_out=. --mypy_grpc_out=. $(PROTOS)
+	$(BIN)/python proto/render_api.py
 
 install: $(VENV)/.runtime  ## Only set up .venv for running
 

@@ -225,6 +225,17 @@ class TestAbort:
         assert capsys.readouterr().err == "another: no request of this id runs or waits\n"
 
 
+class TestHealth:
+    def test_a_serving_worker_is_0_and_a_draining_one_1(
+        self, run: Run, worker: FakeWorker, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert run("health") == 0
+        assert capsys.readouterr().out == "serving\n"
+        worker.stop_serving()
+        assert run("health") == 1
+        assert capsys.readouterr().out == "not serving\n"
+
+
 class TestStats:
     def test_counts_come_with_bytes_and_percent(
         self, run: Run, worker: FakeWorker, capsys: pytest.CaptureFixture[str]

@@ -1,7 +1,8 @@
-"""The committed stubs are what the protos generate."""
+"""The committed stubs and the API page are what the protos generate."""
 
 import subprocess
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
@@ -19,3 +20,11 @@ def test_committed_stubs_are_what_the_protos_generate(tmp_path):
     committed = {path.name: path.read_text() for path in STUBS.glob("*_pb2*")}
     assert len(generated) == 4 * len(protos)
     assert generated == committed
+
+
+def test_the_api_page_is_what_the_protos_generate():
+    """Run `make protos` when this fails."""
+    spec = spec_from_file_location("render_api", REPOSITORY / "proto/render_api.py")
+    render_api = module_from_spec(spec)
+    spec.loader.exec_module(render_api)
+    assert render_api.render(render_api.parse_protos()) == (REPOSITORY / "docs/api.md").read_text()
