@@ -15,8 +15,9 @@ PAGE = PROTOS.parent / "docs/api.md"
 
 HEAD = """# The gRPC API
 
-Made from the comments of `proto/prefixcache/v1/*.proto` by `make protos`: change those, not this page. Which error a
-call can end with, and what to do then, is in [operations.md](operations.md#errors-that-a-client-can-see).
+Made from the comments of `proto/prefixcache/v1/*.proto` by `make protos`: change those, not this page. Which
+error a call can end with, and what to do then, is in
+[operations.md](operations.md#errors-that-a-client-can-see).
 """
 
 # Field numbers of descriptor.proto, which make up the paths of source locations.
@@ -117,7 +118,7 @@ def _field_type(field: pb.FieldDescriptorProto, message: pb.DescriptorProto) -> 
 
 
 def _link(type_name: str) -> str:
-    """A link to the heading of a message or enum; `.prefixcache.v1.CacheOptions.Mode` is CacheOptions.Mode."""
+    """A link to the heading of a message or enum, which may be in a message."""
     name = type_name.removeprefix(".prefixcache.v1.")
     return f"[{name}](#{name.replace('.', '').lower()})"
 
