@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 PROTOS := $(wildcard proto/prefixcache/v1/*.proto)
 PIN_SOURCES := pyproject.toml constraints.txt
 
-.PHONY: help demo serve test test-data soak bench lint types protos install clean
+.PHONY: help demo serve test test-data test-system soak bench lint types protos install clean
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
@@ -24,7 +24,20 @@ test: $(VENV)/.dev lint types  ## Lint, types and all tests
 test-data: $(VENV)/.dev  ## Checks that need the shared data folder (SHARED=../shared)
 	$(BIN)/python -m pytest tests/benchmarks $(ARGS)
 
-soak: $(VENV)/.dev  ## A million random cache operations beside an oracle (ARGS="--operations N --seed S"); 50 kills; hostile messages
+# What these tests need comes from Debian packages: root gets them, everybody else is told which are missing.
+SYSTEM_TOOLS := docker-compose promtool systemd-analyze
+SYSTEM_PACKAGES := docker-compose prometheus systemd
+
+test-system: $(VENV)/.dev  ## Checks that need Debian packages: compose, promtool, systemd
+	@$(HAS_SYSTEM_TOOLS) || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null || { apt-get update --quiet=2 && \
+		DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends $(SYSTEM_PACKAGES); } || \
+		echo "apt-get could not install $(SYSTEM_PACKAGES)."
+	@if $(HAS_SYSTEM_TOOLS); then $(BIN)/python -m pytest tests/system $(ARGS); else \
+		echo "test-system did not run: it needs $(SYSTEM_TOOLS); run 'apt-get install $(SYSTEM_PACKAGES)' as root."; fi
+
+HAS_SYSTEM_TOOLS = ( for tool in $(SYSTEM_TOOLS); do command -v $$tool >/dev/null || exit 1; done )
+
+soak: $(VENV)/.dev  ## Hours of faults in minutes: cache operations beside an oracle, kills, clients that misbehave
 	$(BIN)/python tests/soak_cache.py $(ARGS)
 	$(BIN)/python tests/soak_restart.py
 	$(BIN)/python tests/soak_messages.py

@@ -1,0 +1,35 @@
+"""deploy/ as the tools see it that will read it. They come from Debian packages: `make test-system` gets them."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+
+
+def output_of(*command: str | Path) -> str:
+    """What a command prints on both outputs; fails with it when the command fails."""
+    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_compose_understands_the_file():
+    services = output_of("docker-compose", "-f", DEPLOY / "compose/compose.yaml", "config", "--services")
+    assert set(services.split()) == {"worker", "prometheus"}
+
+
+def test_prometheus_understands_its_file():
+    assert "is valid" in output_of("promtool", "check", "config", DEPLOY / "compose/prometheus.yml")
+
+
+def test_systemd_understands_the_unit_and_finds_it_confined(tmp_path: Path):
+    """`verify` wants to find the program, so a copy of the unit runs one that is there."""
+    text = (DEPLOY / "systemd/prefixcache.service").read_text()
+    unit = tmp_path / "prefixcache.service"
+    unit.write_text(text.replace("/opt/prefixcache/bin/prefixcache", "/bin/true"))
+
+    assert output_of("systemd-analyze", "verify", "--man=no", unit) == ""
+    # 0 is a program that can do nothing, 10 one that is not confined at all; 5.0 and above is worth a warning.
+    output_of("systemd-analyze", "security", "--offline=yes", "--threshold=50", unit)
