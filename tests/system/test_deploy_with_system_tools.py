@@ -1,4 +1,4 @@
-"""deploy/ as the tools see it that will read it. They come from Debian packages: `make test-system` gets them."""
+"""deploy/ as the tools see it that will read it: Debian packages, which `make test-system` gets."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def test_systemd_understands_the_unit_and_finds_it_confined(tmp_path: Path):
     unit.write_text(text.replace("/opt/prefixcache/bin/prefixcache", "/bin/true"))
 
     assert output_of("systemd-analyze", "verify", "--man=no", unit) == ""
-    # 0 is a program that can do nothing, 10 one that is not confined at all; 5.0 and above is worth a warning.
+    # 0 is a program that can do nothing, 10 one that is not confined at all.
     output_of("systemd-analyze", "security", "--offline=yes", "--threshold=50", unit)
