@@ -193,11 +193,7 @@ async def serve_until_signal(
     signals = asyncio.Semaphore(0)  # a permit for each that came
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signals.release)
-    try:
-        await service.start(worker)
-    except ConfigError:
-        await service.stop(drain_seconds=0)
-        raise
+    await service.start(worker)
     announce(bound_address, bound_http_address, worker)
     broken = asyncio.ensure_future(worker.engine_loop.wait_broken())
     asked = asyncio.ensure_future(signals.acquire())
