@@ -91,7 +91,7 @@ class PrefixCache:
         events: where changes of the index are told.
         history_capacity: lost runs remembered, about 300 bytes each; by default 4,096 and one more
             for every 16 blocks.
-        tiers: names and blocks of the places where evicted blocks go, the nearest first.
+        tiers: names, and how many blocks each takes, of where evicted blocks go, the nearest first.
         num_worth_restoring: given the tiers, from 1 on, of blocks behind a prompt's match, how many of
             them to copy and not compute; by default all.
         clock: seconds for the ends of pins and priorities.
@@ -383,8 +383,8 @@ class PrefixCache:
         """Forget everything cached, at once and whatever is running; pins end.
 
         Sequences that run finish on what they hold, and publish nothing more. What was counted
-        and learned stays. O(tenants + pinned blocks): requests that come later take the old tree
-        apart, and its blocks, a few at a time.
+        and learned stays. O(tenants + pinned blocks + places of tiers): requests that come later take
+        the old tree apart, and its blocks, a few at a time.
         """
         self._pins.end_all()
         self._handles.next_epoch()

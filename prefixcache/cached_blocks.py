@@ -279,9 +279,10 @@ class CachedBlocks:
                 node.priority_ends = seconds
 
     def forget_all(self) -> None:
-        """The tree is empty from now on; what is held becomes free when it is released. O(tenants).
+        """The tree is empty from now on; what is held becomes free when it is released.
 
         What was learned about the traffic stays. The old tree is taken apart as requests come.
+        O(tenants + places of tiers).
         """
         self._num_changes += 1
         self._pool.forget_cached()

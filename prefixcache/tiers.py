@@ -37,8 +37,10 @@ class Tiers:
     """Tiers behind the pool, the nearest first: what one gives up, the next takes.
 
     A block that leaves the tree by eviction goes to the nearest tier, and leaves it again when a prompt
-    brings it back: so pool and tiers together hold as many blocks as they have places. When a block
-    was computed once more, for which it did not have to leave, the tier keeps what it has.
+    brings it back: so pool and tiers together hold as many blocks as they have places. While blocks come
+    back, though, the places that they leave are in use, and what is evicted for them may push others out.
+    When a block was computed once more, for which it did not have to leave, the tier keeps what it has.
+    About 300 bytes a block, and the tokens of its path, which blocks that are evicted together share.
 
     Moves are orders for whoever has the rows. They are to be executed one after the other as they were
     ordered, or so that nobody sees a difference, before any row of the pool is read or written again.

@@ -122,7 +122,7 @@ def main() -> None:
     rng = random.Random(7)
     rows = []
     with worker(POOL_BLOCKS, "--tier-memory", "400MiB") as client:
-        rows.append(first_token_row(client, rng, args.rounds, "memory", bar=0.15))
+        rows.append(first_token_row(client, rng, args.rounds, "memory", bar=0.2))
     with tempfile.TemporaryDirectory() as folder:
         file = ("--tier-file", str(Path(folder) / "tier"), "--tier-file-size", "400MiB")
         with worker(POOL_BLOCKS, *file) as client:
