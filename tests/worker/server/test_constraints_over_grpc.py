@@ -44,7 +44,7 @@ def constrained(**rule: str) -> pb.GenerateRequest:
         ({"grammar": "start: other"}, "constraint.grammar", "unknown name"),
         ({"grammar": "start: <|gone|>"}, "constraint.grammar", "unknown special token"),
         ({"grammar": "start: start"}, "constraint.grammar", "no token can come first"),
-        ({"regex": "a" * 40_000}, "constraint.regex", "40000 bytes"),
+        ({"regex": "a" * 70_000}, "constraint.regex", "70000 bytes"),
     ],
     ids=str,
 )
