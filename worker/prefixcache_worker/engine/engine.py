@@ -259,12 +259,7 @@ class Engine:
         is_number = logits.amax(dim=1).isfinite().tolist()  # NaN wins over every maximum
         if all(is_number):
             return []
-        owners = [
-            sequence.key
-            for (sequence, _), count in zip(batch.spans, batch.num_logit_rows, strict=True)
-            for _ in range(count)
-        ]
-        keys = {key for key, is_right in zip(owners, is_number, strict=True) if not is_right}
+        keys = {key for key, is_right in zip(batch.logit_keys, is_number, strict=True) if not is_right}
         logger.error("the model gave %d requests scores that are no numbers; they are given up", len(keys))
         error = NotFiniteError(
             "the model's scores for this request are no numbers; "
@@ -292,11 +287,10 @@ class Engine:
 
     def _apply(self, batch: Batch, logits: torch.Tensor) -> list[Output]:
         """Take over what the step computed: rows and what is said of prompts first, then tokens."""
-        outputs: list[Output] = []
         sampled: list[Sequence] = []
         rows: list[int] = []
         end = 0
-        outputs += self._fail_what_is_no_number(batch, logits)
+        outputs = self._fail_what_is_no_number(batch, logits)
         self._note_approximations(batch)
         for (sequence, num_tokens), num_logit_rows in zip(batch.spans, batch.num_logit_rows, strict=True):
             start, end = end, end + num_logit_rows
@@ -335,13 +329,12 @@ class Engine:
 
     def _fork_choices(self, parent: Sequence) -> list[Sequence]:
         """The other choices of a request whose prompt has just been computed."""
-        answer = self._answers[parent.key]
         forks = [
             self._new_sequence(parent.key, parent.request, 1 + i) for i in range(parent.num_choices_to_fork)
         ]
         for fork in forks:
             self._scheduler.add_fork(parent, fork)
-        answer.sequences += forks
+        self._answers[parent.key].sequences += forks
         return forks
 
     def _take_tokens(
@@ -376,9 +369,9 @@ class Engine:
     def _complete(self, answer: Answer) -> Completion:
         del self._answers[answer.key]
         self._counters.finished += 1
-        ended = self._clock()
-        self._observer.ended(Outcome.FINISHED, ended - answer.arrived)
-        return answer.completion(ended=ended)
+        completion = answer.completion(ended=self._clock())
+        self._observer.ended(Outcome.FINISHED, completion.timing.total_seconds)
+        return completion
 
     def _refuse(self, refusals: list[Refusal]) -> list[Output]:
         """Give up the requests of sequences that the scheduler has dropped."""
@@ -398,8 +391,7 @@ class Engine:
         return self._answers[key].sequences if key in self._answers else []
 
     def _drop(self, key: Hashable, outcome: Outcome) -> bool:
-        answer = self._answers.pop(key, None)
-        if answer is None:
+        if (answer := self._answers.pop(key, None)) is None:
             return False
         self._observer.ended(outcome, self._clock() - answer.arrived)
         for sequence in answer.sequences:
