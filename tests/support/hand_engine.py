@@ -19,6 +19,7 @@ from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.constraint.constraint import Constraint
 from prefixcache_worker.engine.cache_scheme import make_cache
 from prefixcache_worker.engine.engine import Engine, EngineConfig, Output
+from prefixcache_worker.engine.observer import Observer
 from prefixcache_worker.engine.request import (
     Completion,
     Delta,
@@ -80,6 +81,7 @@ class HandEngine:
         quotas: Mapping[str, TenantQuota] | None = None,
         tiers: Sequence[int] = (),
         num_worth_restoring: NumWorthRestoring = len,
+        observer: Observer | None = None,
         device: str = "cpu",
         **limits: int,
     ) -> None:
@@ -118,6 +120,7 @@ class HandEngine:
             config=config,
             attention=choose_backend(backend, self.store),
             tier_mover=tier_mover,
+            observer=observer,
             **({} if clock is None else {"clock": clock}),
         )
         self.prompt_logprobs: dict[str, list[TokenLogprobs | None]] = {}

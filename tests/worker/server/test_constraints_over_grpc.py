@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import threading
 from typing import Any
 
+import grpc
 import pytest
-from support.served_worker import served
+from support.served_worker import DEADLINE_SECONDS, greedy_request, served
 from support.tiny_loaded_model import loaded
 from support.tiny_model import tiny_decoder
 from support.validated_requests import checked, with_ids
 
 from prefixcache.v1 import inference_pb2 as pb
 from prefixcache_worker.errors import InvalidRequestError
+from prefixcache_worker.server.off_loop import LONG_MESSAGE_BYTES
 
 
 def constrained(**rule: str) -> pb.GenerateRequest:
@@ -44,7 +48,7 @@ def constrained(**rule: str) -> pb.GenerateRequest:
         ({"grammar": "start: other"}, "constraint.grammar", "unknown name"),
         ({"grammar": "start: <|gone|>"}, "constraint.grammar", "unknown special token"),
         ({"grammar": "start: start"}, "constraint.grammar", "no token can come first"),
-        ({"regex": "a" * 40_000}, "constraint.regex", "40000 bytes"),
+        ({"regex": "a" * 70_000}, "constraint.regex", "70000 bytes"),
     ],
     ids=str,
 )
@@ -89,3 +93,24 @@ async def test_answers_follow_the_rule(rule: dict[str, str], holds: Any):
         answer = await worker.answer(message)
     assert answer.finish_reason == pb.FINISH_REASON_STOP
     assert holds(answer.text), answer.text
+
+
+async def test_nobody_without_a_rule_waits_for_one(monkeypatch: pytest.MonkeyPatch):
+    async with served(loaded(tiny_decoder(vocabulary_size=300))) as worker:
+        tried, may_end = threading.Semaphore(0), threading.Event()
+
+        def check(kind: str, text: str) -> None:
+            tried.release()
+            assert may_end.wait(DEADLINE_SECONDS)
+
+        monkeypatch.setattr(worker.worker.model.constraints._trial, "check", check)
+        slow = [asyncio.ensure_future(worker.answer(constrained(regex="[ab]c"))) for _ in range(20)]
+        assert await asyncio.to_thread(tried.acquire, timeout=DEADLINE_SECONDS)
+        long_prompt = "x" * (2 * LONG_MESSAGE_BYTES)
+        assert (
+            await worker.refusal(pb.GenerateRequest(text=long_prompt))
+        ).code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert (await worker.answer(greedy_request([5, 6], 3))).completion.usage.completion_tokens == 3
+        assert not any(call.done() for call in slow)
+        may_end.set()
+        assert {answer.text for answer in await asyncio.gather(*slow)} <= {"ac", "bc"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from prefixcache_worker.constraint.constraint import Constraint
 from prefixcache_worker.constraint.grammar import MAX_RULE_BYTES, GrammarError, Vocabulary, compile_rule
@@ -25,6 +26,8 @@ class ConstraintCompiler:
         self._end_id = vocabulary.end_id
         self._index = vocabulary.make_index()
         self._trial = TrialProcess(vocabulary)
+        self.executor = ThreadPoolExecutor(1, thread_name_prefix="rules")
+        """Where a caller on an asyncio loop should call `compile`, which waits for a process."""
 
     def compile(self, kind: str, text: str, *, field_name: str) -> Constraint:
         """A constraint of the kind "json_schema", "regex" or "grammar".

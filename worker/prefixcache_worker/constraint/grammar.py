@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-MAX_RULE_BYTES = 32 * 1024
+MAX_RULE_BYTES = 64 * 1024
 MAX_REASON_LENGTH = 200
 JSON_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,20}"
 """Room for an indented text, and none for a model that adds line breaks for ever."""

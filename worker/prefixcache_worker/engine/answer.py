@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from prefixcache_worker.engine.cache_scheme import SequenceHandle
+from prefixcache_worker.engine.observer import Observer
 from prefixcache_worker.engine.request import Completion, Request, Timing, Usage
 from prefixcache_worker.engine.sequence import Sequence
 
@@ -37,6 +38,16 @@ class Answer:
         self.started = now
         self.num_cached_tokens = handle.num_cached_tokens
         self.num_restored_tokens = handle.num_restored_tokens
+
+    def note_token(self, sequence: Sequence, now: float, observer: Observer) -> None:
+        """Count a token of one of its choices."""
+        self.num_output_tokens += 1
+        if self.first_token is None:
+            self.first_token = now
+            observer.first_token(now - self.arrived)
+        elif sequence.last_token is not None:
+            observer.next_token(now - sequence.last_token)
+        sequence.last_token = now
 
     def completion(self, *, ended: float) -> Completion:
         """The event that ends it. Requires: it has run, and every choice has ended."""

@@ -23,6 +23,7 @@ from prefixcache_worker.engine.batch import Batch, ScheduledSpan, build_batch
 from prefixcache_worker.engine.cache_scheme import CacheScheme
 from prefixcache_worker.engine.counters import Counters
 from prefixcache_worker.engine.logprobs import token_logprobs
+from prefixcache_worker.engine.observer import GuardedObserver, Observer, Outcome
 from prefixcache_worker.engine.request import Completion, Event, Failure, Request, TokenLogprobs
 from prefixcache_worker.engine.sampler import sample, take_rows
 from prefixcache_worker.engine.scheduler import Refusal, Scheduler
@@ -82,6 +83,7 @@ class Engine:
         attention: AttentionBackend = CpuAttention,
         tier_mover: TierMover | None = None,
         clock: Callable[[], float] = time.monotonic,
+        observer: Observer | None = None,
     ) -> None:
         assert (cache.num_blocks, cache.block_size) == (kv_store.num_blocks, kv_store.block_size)
         self.cache = cache
@@ -100,6 +102,7 @@ class Engine:
         self._token_bytes = token_bytes
         self._eos_token_ids = frozenset(eos_token_ids)
         self._clock = clock
+        self._observer = GuardedObserver(observer)
         self._scheduler = Scheduler(
             cache,
             max_batch_tokens=config.max_batch_tokens,
@@ -152,7 +155,7 @@ class Engine:
 
     def cancel(self, key: Hashable) -> bool:
         """Drop a request at any point; False if it is not alive. Its blocks are given back at once."""
-        if not self._drop(key):
+        if not self._drop(key, Outcome.CANCELLED):
             return False
         self._counters.cancelled += 1
         return True
@@ -249,18 +252,14 @@ class Engine:
             if answer.started is None:
                 answer.start(now, sequence.running_handle)
                 self._counters.note_start(answer)
+                self._observer.started(now - answer.arrived)
 
     def _fail_what_is_no_number(self, batch: Batch, logits: torch.Tensor) -> list[Output]:
         """Give up the requests with a row of logits from which nothing can be drawn."""
         is_number = logits.amax(dim=1).isfinite().tolist()  # NaN wins over every maximum
         if all(is_number):
             return []
-        owners = [
-            sequence.key
-            for (sequence, _), count in zip(batch.spans, batch.num_logit_rows, strict=True)
-            for _ in range(count)
-        ]
-        keys = {key for key, is_right in zip(owners, is_number, strict=True) if not is_right}
+        keys = {key for key, is_right in zip(batch.logit_keys, is_number, strict=True) if not is_right}
         logger.error("the model gave %d requests scores that are no numbers; they are given up", len(keys))
         error = NotFiniteError(
             "the model's scores for this request are no numbers; "
@@ -288,11 +287,10 @@ class Engine:
 
     def _apply(self, batch: Batch, logits: torch.Tensor) -> list[Output]:
         """Take over what the step computed: rows and what is said of prompts first, then tokens."""
-        outputs: list[Output] = []
         sampled: list[Sequence] = []
         rows: list[int] = []
         end = 0
-        outputs += self._fail_what_is_no_number(batch, logits)
+        outputs = self._fail_what_is_no_number(batch, logits)
         self._note_approximations(batch)
         for (sequence, num_tokens), num_logit_rows in zip(batch.spans, batch.num_logit_rows, strict=True):
             start, end = end, end + num_logit_rows
@@ -331,13 +329,12 @@ class Engine:
 
     def _fork_choices(self, parent: Sequence) -> list[Sequence]:
         """The other choices of a request whose prompt has just been computed."""
-        answer = self._answers[parent.key]
         forks = [
             self._new_sequence(parent.key, parent.request, 1 + i) for i in range(parent.num_choices_to_fork)
         ]
         for fork in forks:
             self._scheduler.add_fork(parent, fork)
-        answer.sequences += forks
+        self._answers[parent.key].sequences += forks
         return forks
 
     def _take_tokens(
@@ -357,9 +354,7 @@ class Engine:
     def _take_token(self, sequence: Sequence, token: int, score: TokenLogprobs | None) -> list[Output]:
         answer = self._answers[sequence.key]
         self._counters.generated_tokens += 1
-        answer.num_output_tokens += 1
-        if answer.first_token is None:
-            answer.first_token = self._clock()
+        answer.note_token(sequence, self._clock(), self._observer)
         delta = sequence.take(token, score)
         outputs = [Output(answer.key, delta)]
         if delta.finish_reason is not None:
@@ -374,7 +369,9 @@ class Engine:
     def _complete(self, answer: Answer) -> Completion:
         del self._answers[answer.key]
         self._counters.finished += 1
-        return answer.completion(ended=self._clock())
+        completion = answer.completion(ended=self._clock())
+        self._observer.ended(Outcome.FINISHED, completion.timing.total_seconds)
+        return completion
 
     def _refuse(self, refusals: list[Refusal]) -> list[Output]:
         """Give up the requests of sequences that the scheduler has dropped."""
@@ -386,17 +383,17 @@ class Engine:
 
     def _fail(self, keys: set[Hashable], error: Exception) -> list[Output]:
         for key in keys:
-            self._drop(key)
+            self._drop(key, Outcome.FAILED)
         self._counters.failed += len(keys)
         return [Output(key, Failure(error)) for key in keys]
 
     def _sequences(self, key: Hashable) -> list[Sequence]:
         return self._answers[key].sequences if key in self._answers else []
 
-    def _drop(self, key: Hashable) -> bool:
-        answer = self._answers.pop(key, None)
-        if answer is None:
+    def _drop(self, key: Hashable, outcome: Outcome) -> bool:
+        if (answer := self._answers.pop(key, None)) is None:
             return False
+        self._observer.ended(outcome, self._clock() - answer.arrived)
         for sequence in answer.sequences:
             self._scheduler.retire(sequence)
         return True

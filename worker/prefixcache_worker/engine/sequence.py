@@ -76,6 +76,8 @@ class Sequence:
         """Whether it has run before, and had to give way."""
         self.last_step = 0
         """The step in which it last ran."""
+        self.last_token: float | None = None
+        """When its last token came, by the engine's clock."""
         self._packed_prompt = pack_tokens(request.prompt_token_ids)
         self._prompt = np.frombuffer(self._packed_prompt, dtype="<u4")
 

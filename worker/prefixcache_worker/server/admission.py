@@ -42,8 +42,16 @@ class Admission:
     For one asyncio loop.
     """
 
-    def __init__(self, quotas: TenantQuotas, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        quotas: TenantQuotas,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        count: Callable[[str, str], None] = lambda method, code: None,
+    ) -> None:
+        """`count` hears the method and the status code of every request that has ended, refused ones too."""
         self._quotas = quotas
+        self._count = count
         self._clock = clock
         self._num_live: Counter[str] = Counter()
         self._bursts: dict[str, Burst] = {}
@@ -63,7 +71,12 @@ class Admission:
         """
         call = call_metadata(metadata)
         record = RequestRecord.begin(
-            tenant=caller.tenant, method=method, request_id=request_id, call=call, clock=self._clock
+            tenant=caller.tenant,
+            method=method,
+            request_id=request_id,
+            call=call,
+            clock=self._clock,
+            count=self._count,
         )
         with record.logged():
             self._take(caller.tenant, caller.limits)

@@ -34,6 +34,7 @@ from prefixcache_worker.model.linear import products_are_batch_invariant
 from prefixcache_worker.model.loader import LoadedModel, load_model
 from prefixcache_worker.model.model import AttentionShape, AttentionWindow, Model
 from prefixcache_worker.server.gpu_memory import CudaMemory, pool_bytes_left
+from prefixcache_worker.server.metrics import Metrics, RequestTimes
 from prefixcache_worker.server.served_model import ServedModel
 from prefixcache_worker.server.tiers import build_tiers
 from prefixcache_worker.snapshots.cache_snapshots import CacheSnapshots
@@ -82,6 +83,7 @@ class Worker:
 
     engine_loop: EngineLoop
     model: ServedModel
+    metrics: Metrics
     pool_size: PoolSize
     snapshots: SnapshotKeeper | None
     """None where nothing is saved."""
@@ -147,6 +149,7 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
         tiers=tiers.sizes,
         num_worth_restoring=tiers.rule or len,
     )
+    times = RequestTimes()
     engine = Engine(
         model=model,
         cache=cache,
@@ -162,6 +165,7 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
         ),
         attention=attention,
         tier_mover=TierMover(cache, kv_store, tiers.stores) if isinstance(cache, PrefixCache) else None,
+        observer=times,
     )
     if engine.max_total_tokens < context_length:
         logger.warning(
@@ -212,6 +216,7 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
     return Worker(
         engine_loop=engine_loop,
         model=served,
+        metrics=Metrics(times=times, engine_loop=engine_loop, model=served),
         pool_size=pool_size,
         event_feed=event_feed,
         snapshots=keeper,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
-from google.protobuf.message import Message
 
 from prefixcache.v1 import inference_pb2, inference_pb2_grpc
 from prefixcache_worker.engine.engine_loop import EngineLoop
@@ -25,13 +23,11 @@ from prefixcache_worker.engine.request import (
 from prefixcache_worker.server.access import Access
 from prefixcache_worker.server.admission import Admission
 from prefixcache_worker.server.grpc_call import authorised, metadata_of, send_request_id
+from prefixcache_worker.server.off_loop import off_loop
 from prefixcache_worker.server.served_model import ServedModel
 from prefixcache_worker.server.validation.generate import request_from_proto, request_id_to_abort
 from prefixcache_worker.server.validation.prompts import token_ids_from_detokenize, token_ids_from_tokenize
 
-LONG_MESSAGE_BYTES = 4096
-"""Messages up to this size are tokenised at once (about a millisecond), longer ones in a thread, and those
-with a constraint to compile."""
 MAX_SCORES_PER_MESSAGE = 1024
 """So many scored prompt tokens go into one message: about 250 KiB with all their rivals."""
 
@@ -40,9 +36,6 @@ _FINISH_REASONS = {
     FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
 }
-
-_MessageT = TypeVar("_MessageT", bound=Message)
-_ResultT = TypeVar("_ResultT")
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -71,10 +64,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             ) as record,
         ):
             request.request_id = record.request_id
-            validated = partial(request_from_proto, caller=caller, model=self._model)
+            executor = self._model.constraints.executor if request.HasField("constraint") else None
+            validated = partial(request_from_proto, request, caller=caller, model=self._model)
             seconds_left = context.time_remaining()
             deadline = None if seconds_left is None else time.monotonic() + seconds_left
-            engine_request = await _off_loop(validated, request)
+            engine_request = await off_loop(validated, num_bytes=request.ByteSize(), executor=executor)
             async with self._engine_loop.submit(engine_request, deadline=deadline) as events:
                 await send_request_id(context, record.request_id)
                 async for event in events:
@@ -101,7 +95,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         context: grpc.aio.ServicerContext[Any, inference_pb2.TokenizeResponse],
     ) -> inference_pb2.TokenizeResponse:
         async with authorised(context, self._access):
-            return await _off_loop(self._tokenize, request)
+            return await off_loop(partial(self._tokenize, request), num_bytes=request.ByteSize())
 
     async def Detokenize(
         self,
@@ -109,7 +103,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         context: grpc.aio.ServicerContext[Any, inference_pb2.DetokenizeResponse],
     ) -> inference_pb2.DetokenizeResponse:
         async with authorised(context, self._access):
-            return await _off_loop(self._detokenize, request)
+            return await off_loop(partial(self._detokenize, request), num_bytes=request.ByteSize())
 
     async def GetModelInfo(
         self,
@@ -220,11 +214,3 @@ def _logprobs_to_proto(score: TokenLogprobs | None) -> inference_pb2.TokenLogpro
     return inference_pb2.TokenLogprobs(
         logprob=score.logprob, top_token_ids=score.top_token_ids, top_logprobs=score.top_logprobs
     )
-
-
-async def _off_loop(function: Callable[[_MessageT], _ResultT], message: _MessageT) -> _ResultT:
-    """Call `function`, in a thread when it may take long: it must not hold up other streams."""
-    has_constraint = isinstance(message, inference_pb2.GenerateRequest) and message.HasField("constraint")
-    if message.ByteSize() <= LONG_MESSAGE_BYTES and not has_constraint:
-        return function(message)
-    return await asyncio.to_thread(function, message)

@@ -29,6 +29,8 @@ class RequestRecord:
     """The name that it goes by: never empty."""
     trace_context: str | None
     clock: Callable[[], float]
+    count: Callable[[str, str], None]
+    """Hears the method and the status code when the request has ended."""
     usage: Usage | None = None
     """Of its completion, once there is one. Whoever passes the completion on sets it."""
 
@@ -41,6 +43,7 @@ class RequestRecord:
         request_id: str,
         call: CallMetadata,
         clock: Callable[[], float],
+        count: Callable[[str, str], None],
     ) -> RequestRecord:
         """A record under the message's id, or the metadata's, or a new one. Raises InvalidRequestError."""
         return cls(
@@ -49,11 +52,12 @@ class RequestRecord:
             request_id=checked_request_id(request_id) or call.request_id or uuid.uuid4().hex,
             trace_context=call.trace_context,
             clock=clock,
+            count=count,
         )
 
     @contextmanager
     def logged(self) -> Iterator[None]:
-        """Write the line when the block is left, however that comes about."""
+        """Write the line, and count the request, when the block is left, however that comes about."""
         begun = self.clock()
         code = grpc.StatusCode.OK
         try:
@@ -66,6 +70,7 @@ class RequestRecord:
             raise
         finally:
             self._log(code, self.clock() - begun)
+            self.count(self.method, code.name)
 
     def _log(self, code: grpc.StatusCode, seconds: float) -> None:
         counts = ""

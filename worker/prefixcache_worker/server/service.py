@@ -107,7 +107,7 @@ class Service:
         except ConfigError:
             await worker.engine_loop.stop(drain_seconds=0)
             raise
-        admission = Admission(quotas)
+        admission = Admission(quotas, count=worker.metrics.count_answer)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(
             InferenceServicer(
                 engine_loop=worker.engine_loop,

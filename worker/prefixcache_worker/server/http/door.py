@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
@@ -31,19 +30,13 @@ from prefixcache_worker.server.http.objects import (
     ModelObject,
     TextCompletion,
 )
+from prefixcache_worker.server.metrics import Metrics
 from prefixcache_worker.server.served_model import ServedModel
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorAnswer, "description": "The request is refused."},
     "5XX": {"model": ErrorAnswer, "description": "The worker cannot answer."},
 }
-
-
-class MetricsPage(NamedTuple):
-    """What a scrape gets."""
-
-    body: bytes
-    content_type: str
 
 
 class Door:
@@ -56,9 +49,8 @@ class Door:
         model: ServedModel,
         access: Access,
         admission: Admission,
-        metrics: Callable[[], MetricsPage] | None = None,
+        metrics: Metrics,
     ) -> None:
-        """`metrics` makes the page of /metrics, for admins; without it there is none."""
         self._model = model
         self._access = access
         self._metrics = metrics
@@ -102,8 +94,10 @@ class Door:
         async def readyz() -> Response:
             return Answered(self._readyz)
 
-        if self._metrics is not None:
-            app.add_api_route("/metrics", self._scrape(self._metrics), include_in_schema=False)
+        @app.get("/metrics", include_in_schema=False)
+        async def metrics() -> Response:
+            return Answered(self._page_of_metrics)
+
         app.openapi = partial(self._openapi, app)  # type: ignore[method-assign]
         return app
 
@@ -121,16 +115,10 @@ class Door:
             raise EngineStoppedError("the worker is shutting down; send requests to another one")
         await exchange.reply(Health(status="ready"))
 
-    def _scrape(self, metrics: Callable[[], MetricsPage]) -> Callable[[], Awaitable[Response]]:
-        async def reply(exchange: Exchange) -> None:
-            self._access.caller(exchange.headers).require(Role.ADMIN, "/metrics")
-            page = metrics()
-            await exchange.reply(page.body, headers={"content-type": page.content_type})
-
-        async def scrape() -> Response:
-            return Answered(reply)
-
-        return scrape
+    async def _page_of_metrics(self, exchange: Exchange) -> None:
+        self._access.caller(exchange.headers).require(Role.ADMIN, "/metrics")
+        page = await self._metrics.page()
+        await exchange.reply(page.body, headers={"content-type": page.content_type})
 
     def _model_object(self) -> ModelObject:
         return ModelObject(

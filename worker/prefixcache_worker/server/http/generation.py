@@ -33,7 +33,8 @@ from prefixcache_worker.server.http.objects import (
     UsageObject,
 )
 from prefixcache_worker.server.http.to_proto import Translated, chat_to_proto, completion_to_proto
-from prefixcache_worker.server.inference_servicer import LONG_MESSAGE_BYTES, merge_deltas
+from prefixcache_worker.server.inference_servicer import merge_deltas
+from prefixcache_worker.server.off_loop import off_loop
 from prefixcache_worker.server.request_record import RequestRecord
 from prefixcache_worker.server.served_model import ServedModel
 from prefixcache_worker.server.validation.generate import request_from_proto
@@ -206,13 +207,12 @@ class Generation:
             except ValidationError as error:
                 raise invalid_body(error, value) from error
 
-        return await _off_loop(len(raw), parsed)
+        return await off_loop(parsed, num_bytes=len(raw))
 
     async def _validated(self, message: inference_pb2.GenerateRequest, caller: Caller) -> Request:
-        # Compiling a constraint takes longer than reading a text.
-        num_bytes = LONG_MESSAGE_BYTES + 1 if message.HasField("constraint") else message.ByteSize()
+        executor = self._model.constraints.executor if message.HasField("constraint") else None
         validated = partial(request_from_proto, message, caller=caller, model=self._model)
-        return await _off_loop(num_bytes, validated)
+        return await off_loop(validated, num_bytes=message.ByteSize(), executor=executor)
 
     def _envelope(self, kind: str, exchange: Exchange, body: ChatBody | CompletionBody) -> Envelope:
         self.require_model(body.model)
@@ -288,11 +288,6 @@ async def _all(coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
                 group.create_task(coroutine)
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
-
-
-async def _off_loop(num_bytes: int, function: Callable[[], T]) -> T:
-    """Call `function`, in a thread when there is much to read: it must not hold up other streams."""
-    return function() if num_bytes <= LONG_MESSAGE_BYTES else await asyncio.to_thread(function)
 
 
 def _includes_usage(body: ChatBody | CompletionBody) -> bool:

@@ -34,7 +34,11 @@ class HttpServer:
     ) -> None:
         """Answer calls. `flush_seconds`: how long `stop` waits for answers that are on their way."""
         self._door = Door(
-            engine_loop=worker.engine_loop, model=worker.model, access=access, admission=admission
+            engine_loop=worker.engine_loop,
+            model=worker.model,
+            access=access,
+            admission=admission,
+            metrics=worker.metrics,
         )
         ssl_context = None if tls is None else tls.ssl_context()
         await self._listener.start(self._door.app, flush_seconds=flush_seconds, ssl_context=ssl_context)
