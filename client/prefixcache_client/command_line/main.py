@@ -17,6 +17,7 @@ from prefixcache_client.command_line import (
     explain,
     generate,
     keys,
+    prefix,
     replay,
     reset,
     schemes,
@@ -24,6 +25,7 @@ from prefixcache_client.command_line import (
     snapshot,
     stats,
     tree,
+    usage,
 )
 from prefixcache_client.command_line.arguments import Parser
 from prefixcache_client.errors import PrefixCacheClientError
@@ -34,7 +36,9 @@ _COMMANDS = (
     generate,
     chat,
     abort,
+    prefix,
     stats,
+    usage,
     tree,
     explain,
     events,

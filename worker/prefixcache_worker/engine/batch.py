@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
@@ -29,6 +30,14 @@ class Batch(NamedTuple):
     forward: ForwardBatch
     num_logit_rows: tuple[int, ...]
     """Rows of logits of each span; they belong to its last tokens."""
+
+    def owners(self) -> list[Hashable]:
+        """The engine's key of the request that each row of logits belongs to."""
+        return [
+            sequence.key
+            for (sequence, _), count in zip(self.spans, self.num_logit_rows, strict=True)
+            for _ in range(count)
+        ]
 
 
 def build_batch(

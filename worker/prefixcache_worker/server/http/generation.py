@@ -34,6 +34,7 @@ from prefixcache_worker.server.http.objects import (
 )
 from prefixcache_worker.server.http.to_proto import Translated, chat_to_proto, completion_to_proto
 from prefixcache_worker.server.inference_servicer import LONG_MESSAGE_BYTES, merge_deltas
+from prefixcache_worker.server.prefix_calls import find_prefix
 from prefixcache_worker.server.request_record import RequestRecord
 from prefixcache_worker.server.served_model import ServedModel
 from prefixcache_worker.server.validation.generate import request_from_proto
@@ -211,7 +212,8 @@ class Generation:
     async def _validated(self, message: inference_pb2.GenerateRequest, caller: Caller) -> Request:
         # Compiling a constraint takes longer than reading a text.
         num_bytes = LONG_MESSAGE_BYTES + 1 if message.HasField("constraint") else message.ByteSize()
-        validated = partial(request_from_proto, message, caller=caller, model=self._model)
+        prefix = await find_prefix(message, caller=caller, engine_loop=self._engine_loop)
+        validated = partial(request_from_proto, message, caller=caller, model=self._model, prefix=prefix)
         return await _off_loop(num_bytes, validated)
 
     def _envelope(self, kind: str, exchange: Exchange, body: ChatBody | CompletionBody) -> Envelope:
