@@ -267,20 +267,21 @@ class PrefixCache:
         """
         return self._handles.give_back(handle, start_token, end_token)
 
-    def publish(self, handle: CacheHandle, num_written_tokens: int, *, include_tail: bool = False) -> None:
+    def publish(self, handle: CacheHandle, num_written_tokens: int, *, include_tail: bool = False) -> int:
         """Let others share the first `num_written_tokens`, whose rows the caller has written.
 
         Whole blocks go into the tree, and with `include_tail` also the partly filled one behind
         them. Blocks that the tree already has are adopted: the table switches to the tree's, so
         that equal prompts computed side by side end up stored once. A handle acquired without
-        `use_cache`, or before a reset, publishes nothing.
+        `use_cache`, or before a reset, publishes nothing. Returns how many tokens the tree did not have
+        before.
 
         Requires: with `include_tail`, the room behind the written rows of that block is neither
         written nor published any more; further tokens come by `extend`, which copies it.
         Raises InvalidArgumentError, or PendingCopiesError when a pending copy would overwrite
         such rows. O(edges + blocks + log nodes).
         """
-        self._handles.publish(handle, num_written_tokens, include_tail=include_tail)
+        return self._handles.publish(handle, num_written_tokens, include_tail=include_tail)
 
     def release(self, handle: CacheHandle) -> None:
         """Give everything back. What is in the tree stays there as long as there is room.
@@ -307,20 +308,36 @@ class PrefixCache:
         namespace: Namespace,
         *,
         ttl_seconds: float = inf,
+        seconds_left: float | None = None,
         num_public_tokens: int = 0,
     ) -> Pin:
         """Keep the whole blocks of a cached prefix until `ttl_seconds` after its last hit.
 
+        Until the first hit it is kept for `seconds_left`, if that is given.
         A hit is a prompt that begins with all of them; `renew_pin` is as good. Pinned blocks count
         as the tenant's like all cached ones. Raises InvalidArgumentError for less than a block,
         NotCachedError, or PinLimitError. O(edges + blocks).
         """
-        return self._pins.pin(pack_tokens(token_ids), namespace, num_public_tokens, ttl_seconds)
+        return self._pins.pin(pack_tokens(token_ids), namespace, num_public_tokens, ttl_seconds, seconds_left)
 
-    def renew_pin(self, pin: Pin) -> None:
-        """The pin's time starts again. Raises PinExpiredError when it has ended. O(log pins)."""
+    def require_pin_room(
+        self, token_ids: TokenIds, namespace: Namespace, *, num_public_tokens: int = 0
+    ) -> list[BlockId]:
+        """Raise PinLimitError if there is no room for a pin, whether or not the prefix is cached.
+
+        Returns those of its blocks that are. Changes nothing. Raises InvalidArgumentError for less
+        than a block. O(edges + blocks).
+        """
         self._pins.end_due()
-        self._pins.renew(pin)
+        return self._pins.require_room(pack_tokens(token_ids), namespace, num_public_tokens)
+
+    def renew_pin(self, pin: Pin, *, ttl_seconds: float | None = None) -> None:
+        """The pin's time starts again, and is another one from now on if it is given.
+
+        Raises InvalidArgumentError, or PinExpiredError when the pin has ended. O(log pins).
+        """
+        self._pins.end_due()
+        self._pins.renew(pin, ttl_seconds)
 
     def end_pin(self, pin: Pin) -> None:
         """Its blocks may be evicted from now on; handles that use them are not disturbed.

@@ -156,8 +156,10 @@ class LiveHandles:
             restorable = self._restorer.find(path, tokens, namespace, num_readable, num_public_tokens)
             if restorable.blocks:
                 path = path._replace(partial=None)
-        account = self._ledger.find_account(namespace.tenant)
         self._pins.end_due()
+        if self._ledger.is_crowded:
+            self._ledger.forget_idle({holder.visit.account for holder in (*self._handles, *self._pins)})
+        account = self._ledger.find_account(namespace.tenant)
         shared_ids = path.block_ids
         num_new = self._num_blocks_for(num_tokens) - len(shared_ids)
         source = self._retain_match(path, shared_ids, num_new, account)
@@ -167,7 +169,7 @@ class LiveHandles:
         tick = self._blocks.next_tick()
         visit = Visit(tick, account, turn.of_request, turn.of_path, priority, priority_ends)
         end = self._blocks.touch(path, visit, is_new_use=True)
-        self._pins.hit(end, path.partial)
+        self._pins.hit(end, path.partial, is_new_use=not is_resumed)
         self._restorer.take(restorable)  # what is evicted now must not take their places
         new_ids = self._blocks.allocate(num_new, account)
         num_cached_tokens = len(shared_ids) * self._block_size + restorable.num_tokens
@@ -262,7 +264,7 @@ class LiveHandles:
         handle.has_holes = handle.has_holes or bool(places)
         return len(places)
 
-    def publish(self, handle: CacheHandle, num_written_tokens: int, *, include_tail: bool) -> None:
+    def publish(self, handle: CacheHandle, num_written_tokens: int, *, include_tail: bool) -> int:
         self._require_live(handle)
         if not 0 <= num_written_tokens <= handle.num_tokens:
             raise InvalidArgumentError(
@@ -280,13 +282,12 @@ class LiveHandles:
             num_written_tokens -= num_written_tokens % self._block_size
         num_written_blocks = self._num_blocks_for(num_written_tokens)
         if num_written_blocks == 0 or not handle.use_cache or handle.epoch != self._epoch:
-            return
+            return 0
         if self._pool.is_cached(handle.block_table[num_written_blocks - 1]):
-            return  # then all blocks before it are cached too
+            return 0  # then all blocks before it are cached too
         tokens = bytes(handle.tokens[: num_written_tokens * TOKEN_BYTES])
         path = self._tree.walk(tokens, handle.namespace, num_written_tokens, handle.num_public_chunks)
-        if self._adopt(handle, path.block_ids):
-            self._insert_behind(path, handle, tokens)
+        return self._insert_behind(path, handle, tokens) if self._adopt(handle, path.block_ids) else 0
 
     def release(self, handle: CacheHandle) -> None:
         self._require_live(handle)
@@ -355,14 +356,14 @@ class LiveHandles:
         self._blocks.release(own_ids, handle.visit.account)
         return True
 
-    def _insert_behind(self, path: Path, handle: CacheHandle, tokens: bytes) -> None:
-        """Put into the tree what `tokens`, all of them written, have behind `path`."""
+    def _insert_behind(self, path: Path, handle: CacheHandle, tokens: bytes) -> int:
+        """Put into the tree what `tokens`, all of them written, have behind `path`; how many that are."""
         node = self._blocks.touch(
             path, handle.visit, is_new_use=False, num_used_blocks=handle.num_used_blocks
         )
         handle.num_used_blocks = max(handle.num_used_blocks, path.num_chunks)
         if path.num_tokens * TOKEN_BYTES == len(tokens):
-            return  # what is behind the last whole chunk begins a block that is there
+            return 0  # what is behind the last whole chunk begins a block that is there
         num_tokens = len(tokens) // TOKEN_BYTES
         num_chunks, rest = divmod(num_tokens, self._block_size)
         num_public = handle.num_public_chunks
@@ -381,9 +382,12 @@ class LiveHandles:
                 handle.visit,
                 is_output=min(end * self._block_size, num_tokens) > handle.num_prompt_tokens,
             )
-            if inserted is None:
-                return  # its place is taken, so what is left stays out of the tree
+            if inserted is None:  # its place is taken, so what is left stays out of the tree
+                num_tokens = start * self._block_size
+                break
             node = inserted
+        # What came back from a tier was the cache's all the time.
+        return max(num_tokens - max(path.num_tokens, handle.num_cached_tokens), 0)
 
     def _note_bypass(
         self, tokens: bytes, namespace: Namespace, num_public_tokens: int, account: TenantAccount

@@ -14,7 +14,7 @@ from prefixcache.errors import InvalidArgumentError, NotCachedError, PinExpiredE
 from prefixcache.namespace import Namespace
 from prefixcache.quota import TenantLedger
 from prefixcache.radix_node import RadixNode, Visit
-from prefixcache.radix_tree import RadixTree
+from prefixcache.radix_tree import Path, RadixTree
 from prefixcache.token_chunks import TOKEN_BYTES, PackedTokens, num_declared_chunks
 
 
@@ -26,6 +26,7 @@ class Pin:
         "expires_at",
         "is_ended",
         "namespace",
+        "num_hits",
         "num_tokens",
         "serial",
         "ttl_seconds",
@@ -53,6 +54,8 @@ class Pin:
         self.expires_at = expires_at
         """Seconds of the cache's clock."""
         self.is_ended = False
+        self.num_hits = 0
+        """Prompts that have begun with all of it since."""
         self.visit = visit
 
 
@@ -117,33 +120,36 @@ class PinTable:
             for block_id, num_pins in self._num_pins.items()
         )
 
+    def require_room(
+        self, tokens: PackedTokens, namespace: Namespace, num_public_tokens: int
+    ) -> list[BlockId]:
+        """See `PrefixCache.require_pin_room`."""
+        path, num_blocks = self._walk(tokens, namespace, num_public_tokens)
+        self._require_room(path, num_blocks)
+        return path.block_ids
+
     def pin(
-        self, tokens: PackedTokens, namespace: Namespace, num_public_tokens: int, ttl_seconds: float
+        self,
+        tokens: PackedTokens,
+        namespace: Namespace,
+        num_public_tokens: int,
+        ttl_seconds: float,
+        seconds_left: float | None,
     ) -> Pin:
         """See `PrefixCache.pin`."""
-        block_size, num_tokens = self._tree.block_size, len(tokens) // TOKEN_BYTES
-        num_blocks = num_tokens // block_size
-        if not num_blocks:
-            raise InvalidArgumentError(
-                f"the prefix has {num_tokens} tokens; a pin needs {block_size}, a block"
-            )
-        if not ttl_seconds > 0:
-            raise InvalidArgumentError(f"ttl_seconds is {ttl_seconds}; give more than 0")
-        num_public_chunks = num_declared_chunks(num_public_tokens, num_tokens, block_size)
-        path = self._tree.walk(tokens, namespace, num_blocks * block_size, num_public_chunks)
+        _require_positive("ttl_seconds", ttl_seconds)
+        if seconds_left is None:
+            seconds_left = ttl_seconds
+        _require_positive("seconds_left", seconds_left)
+        path, num_blocks = self._walk(tokens, namespace, num_public_tokens)
         if path.num_chunks < num_blocks:
             raise NotCachedError(
                 f"{path.num_chunks} of the prefix's {num_blocks} blocks are cached; "
                 "run and publish it before pinning"
             )
         self.end_due()
+        self._require_room(path, num_blocks)
         block_ids = path.block_ids
-        num_more = sum(block_id not in self._num_pins for block_id in block_ids)
-        if self.num_pinned_blocks + num_more > self._max_blocks:
-            raise PinLimitError(
-                f"pinning needs {num_more} more blocks, but {self.num_pinned_blocks} of at most "
-                f"{self._max_blocks} are pinned; end a pin or raise max_pinned_share"
-            )
         visit = Visit(self._blocks.last_tick, self._ledger.account(namespace.tenant))
         self._blocks.retain_cached(block_ids)
         self._blocks.touch(path, visit, is_new_use=False, num_used_blocks=num_blocks)
@@ -151,10 +157,10 @@ class PinTable:
         pin = Pin(
             serial=self._last_serial,
             namespace=namespace,
-            num_tokens=num_blocks * block_size,
+            num_tokens=num_blocks * self._tree.block_size,
             block_ids=block_ids,
             ttl_seconds=ttl_seconds,
-            expires_at=self._clock() + ttl_seconds,
+            expires_at=self._clock() + seconds_left,
             visit=visit,
         )
         self._num_pins.update(block_ids)
@@ -162,15 +168,21 @@ class PinTable:
         self._deadlines.add((pin.expires_at, pin.serial, pin))
         return pin
 
-    def renew(self, pin: Pin) -> None:
-        """Its time starts again. Raises PinExpiredError. O(log pins)."""
+    def renew(self, pin: Pin, ttl_seconds: float | None = None) -> None:
+        """Its time, or another one, starts again. Raises PinExpiredError. O(log pins)."""
         self._require(pin)
+        if ttl_seconds is not None:
+            _require_positive("ttl_seconds", ttl_seconds)
         self._deadlines.remove((pin.expires_at, pin.serial, pin))
+        if ttl_seconds is not None:
+            pin.ttl_seconds = ttl_seconds
         pin.expires_at = self._clock() + pin.ttl_seconds
         self._deadlines.add((pin.expires_at, pin.serial, pin))
 
-    def hit(self, end: RadixNode, partial: tuple[BlockId, int] | None) -> None:
+    def hit(self, end: RadixNode, partial: tuple[BlockId, int] | None, *, is_new_use: bool) -> None:
         """A prompt uses the path to this node, and part of a block behind it: the pins on it start again.
+
+        It counts as one of their hits if `is_new_use`.
 
         All but the last token of a pin's last block is the whole pin, for the prompt's own last
         token is always computed. O(depth) when there are pins.
@@ -182,6 +194,7 @@ class PinTable:
             for block_id in last_ids:
                 for pin in self._of_last_block.get(block_id, ()):
                     self.renew(pin)
+                    pin.num_hits += is_new_use
 
     def end(self, pin: Pin) -> None:
         """Release its blocks. Raises PinExpiredError the second time. O(blocks)."""
@@ -226,8 +239,33 @@ class PinTable:
         assert all(pin in self._of_last_block[pin.block_ids[-1]] for pin in pins)
         assert all(self._tree.node_ending_with(pin.block_ids[-1]) for pin in pins)
 
+    def _walk(self, tokens: PackedTokens, namespace: Namespace, num_public_tokens: int) -> tuple[Path, int]:
+        """What is cached of the prefix's whole blocks, and how many these are."""
+        block_size, num_tokens = self._tree.block_size, len(tokens) // TOKEN_BYTES
+        num_blocks = num_tokens // block_size
+        if not num_blocks:
+            raise InvalidArgumentError(
+                f"the prefix has {num_tokens} tokens; a pin needs {block_size}, a block"
+            )
+        num_public_chunks = num_declared_chunks(num_public_tokens, num_tokens, block_size)
+        path = self._tree.walk(tokens, namespace, num_blocks * block_size, num_public_chunks)
+        return path, num_blocks
+
+    def _require_room(self, path: Path, num_blocks: int) -> None:
+        num_more = num_blocks - sum(block_id in self._num_pins for block_id in path.block_ids)
+        if self.num_pinned_blocks + num_more > self._max_blocks:
+            raise PinLimitError(
+                f"pinning needs {num_more} more blocks, but {self.num_pinned_blocks} of at most "
+                f"{self._max_blocks} are pinned; end a pin or raise max_pinned_share"
+            )
+
     def _require(self, pin: Pin) -> None:
         if pin.is_ended:
             raise PinExpiredError("the pin has ended; pin the prefix again")
         if pin not in self._of_last_block.get(pin.block_ids[-1], ()):
             raise PinExpiredError("the pin belongs to another cache; use the one that made it")
+
+
+def _require_positive(name: str, seconds: float) -> None:
+    if not seconds > 0:
+        raise InvalidArgumentError(f"{name} is {seconds}; give more than 0")

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from prefixcache.radix_node import RadixNode
 
 MAX_PAYERS = 8
+MAX_REMEMBERED_ACCOUNTS = 4096
+"""With more accounts than this, those that hold nothing and have no quota are forgotten from time to time."""
 SHARES_PER_BLOCK = 840
 """A block's price, in equal parts that stay whole for any number of payers up to `MAX_PAYERS`."""
 
@@ -174,12 +176,13 @@ class TenantLedger:
     Invariant, proved by `check`: cached blocks and shares are what counting again gives.
     """
 
-    __slots__ = ("_account_of_tenant", "_num_floors", "_pool_blocks", "public")
+    __slots__ = ("_account_of_tenant", "_most_accounts", "_num_floors", "_pool_blocks", "public")
 
     def __init__(self, num_blocks: int, quotas: Mapping[str, TenantQuota]) -> None:
         """Raises InvalidArgumentError when the floors sum to more than the pool."""
         self.public = TenantAccount("")
         self._account_of_tenant: dict[str, TenantAccount] = {}
+        self._most_accounts = MAX_REMEMBERED_ACCOUNTS
         self._pool_blocks = num_blocks
         self._num_floors = 0
         for tenant, quota in quotas.items():
@@ -188,6 +191,24 @@ class TenantLedger:
     def find_account(self, tenant: str) -> TenantAccount:
         """The tenant's account, or one for it that is not open yet. O(1)."""
         return self._account_of_tenant.get(tenant) or TenantAccount(tenant)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether it is time for `forget_idle`."""
+        return len(self._account_of_tenant) > self._most_accounts
+
+    def forget_idle(self, in_use: set[TenantAccount]) -> None:
+        """Forget the tenants that hold nothing, have no quota and are not `in_use`, and what they came to.
+
+        Amortized O(1) for each account that was opened since the last time: the next is when there are
+        twice as many as now.
+        """
+        self._account_of_tenant = {
+            tenant: account
+            for tenant, account in self._account_of_tenant.items()
+            if account in in_use or account.has_quota or account.num_blocks or account.num_shares
+        }
+        self._most_accounts = max(2 * len(self._account_of_tenant), MAX_REMEMBERED_ACCOUNTS)
 
     def open(self, account: TenantAccount) -> None:
         """From now on it is the tenant's. Nothing happens when it is already. O(1)."""

@@ -56,6 +56,7 @@ from prefixcache_client.errors import (
 )
 from prefixcache_client.explanation import Divergence, Explanation, MissCause
 from prefixcache_client.messages import GenerateOptions, Message, Prompt
+from prefixcache_client.prefix_answers import CreatedPrefix, Prefix, TenantUsage
 from prefixcache_client.tls import Tls
 
 __all__ = [
@@ -70,6 +71,7 @@ __all__ = [
     "Choice",
     "Client",
     "Completion",
+    "CreatedPrefix",
     "DeadlineExceededError",
     "Delta",
     "Divergence",
@@ -88,6 +90,7 @@ __all__ = [
     "NotFoundError",
     "OutOfRangeError",
     "PermissionDeniedError",
+    "Prefix",
     "PrefixCacheClientError",
     "Prompt",
     "PromptLogprobs",
@@ -96,6 +99,7 @@ __all__ = [
     "SavedSnapshot",
     "StateComplete",
     "Stats",
+    "TenantUsage",
     "TierStats",
     "Timing",
     "Tls",

@@ -34,10 +34,20 @@ from prefixcache_client.messages import (
     Message,
     Prompt,
     chat_messages,
+    create_prefix_request,
     detokenize_request,
     explain_request,
     generate_request,
     tokenize_request,
+    update_prefix_request,
+)
+from prefixcache_client.prefix_answers import (
+    CreatedPrefix,
+    Prefix,
+    TenantUsage,
+    created_prefix_from_proto,
+    prefix_from_proto,
+    usage_from_proto,
 )
 from prefixcache_client.tls import Tls
 
@@ -245,6 +255,88 @@ class AsyncClient:
         >>> await client.reset()
         """
         await self._call(self._cache.Reset, cache_pb2.ResetRequest(), deadline)
+
+    async def create_prefix(
+        self,
+        prompt: Prompt,
+        *,
+        public: bool = False,
+        salt: str = "",
+        ttl_seconds: float | None = None,
+        label: str = "",
+        deadline: float | None = None,
+    ) -> CreatedPrefix:
+        """Compute the beginning of prompts now, and keep it. Chat messages open no answer.
+
+        Prompts that begin with it find it; `generate(prefix=...)` puts it in front. Each use starts its
+        time anew: `ttl_seconds`, 0 for ever, else the worker's default. `public` lets all tenants read it.
+
+        >>> policy = await client.create_prefix([{"role": "system", "content": text}], ttl_seconds=600)
+        >>> print(policy.prefix.prefix_id, policy.prefix.num_kept_tokens)
+        """
+        request = create_prefix_request(
+            prompt, public=public, salt=salt, ttl_seconds=ttl_seconds, label=label
+        )
+        return created_prefix_from_proto(await self._call(self._cache.CreatePrefix, request, deadline))
+
+    async def get_prefix(self, prefix_id: str, *, deadline: float | None = None) -> Prefix:
+        """A prefix as it is now. Raises NotFoundError when it has ended or is another tenant's.
+
+        >>> print((await client.get_prefix(prefix_id)).seconds_left)
+        """
+        request = cache_pb2.GetPrefixRequest(prefix_id=prefix_id)
+        return prefix_from_proto((await self._call(self._cache.GetPrefix, request, deadline)).prefix)
+
+    async def list_prefixes(
+        self, *, page_size: int | None = None, deadline: float | None = None
+    ) -> AsyncGenerator[Prefix, None]:
+        """The tenant's prefixes, the oldest first, fetched page by page as they are needed.
+
+        >>> print([prefix.label async for prefix in client.list_prefixes()])
+        """
+        request = cache_pb2.ListPrefixesRequest(page_size=page_size)
+        while True:
+            response = await self._call(self._cache.ListPrefixes, request, deadline)
+            for prefix in response.prefixes:
+                yield prefix_from_proto(prefix)
+            if not response.next_page_token:
+                return
+            request.page_token = response.next_page_token
+
+    async def update_prefix(
+        self,
+        prefix_id: str,
+        *,
+        ttl_seconds: float | None = None,
+        label: str | None = None,
+        deadline: float | None = None,
+    ) -> Prefix:
+        """Change what is given, and start its time anew.
+
+        >>> await client.update_prefix(prefix_id, ttl_seconds=3600)
+        """
+        request = update_prefix_request(prefix_id, ttl_seconds=ttl_seconds, label=label)
+        return prefix_from_proto((await self._call(self._cache.UpdatePrefix, request, deadline)).prefix)
+
+    async def delete_prefix(self, prefix_id: str, *, deadline: float | None = None) -> None:
+        """Let go of a prefix; what is cached of it may be evicted then.
+
+        >>> await client.delete_prefix(prefix_id)
+        """
+        await self._call(
+            self._cache.DeletePrefix, cache_pb2.DeletePrefixRequest(prefix_id=prefix_id), deadline
+        )
+
+    async def usage(
+        self, *, tenant: str = "", all_tenants: bool = False, deadline: float | None = None
+    ) -> tuple[TenantUsage, ...]:
+        """What the client's own tenant has cost; an admin may name another `tenant`, or ask for all.
+
+        >>> (usage,) = await client.usage()
+        >>> print(usage.cached_tokens / usage.prompt_tokens)
+        """
+        request = cache_pb2.GetUsageRequest(tenant=tenant, all_tenants=all_tenants)
+        return usage_from_proto(await self._call(self._cache.GetUsage, request, deadline))
 
     async def health(self, *, deadline: float | None = None) -> bool:
         """True when the worker takes requests, False while it starts or drains.

@@ -110,7 +110,6 @@ _ERROR_BY_CODE: dict[grpc.StatusCode, type[PrefixCacheClientError]] = {
     grpc.StatusCode.ALREADY_EXISTS: AlreadyExistsError,
     grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
     grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
-    grpc.StatusCode.FAILED_PRECONDITION: FailedPreconditionError,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
     grpc.StatusCode.CANCELLED: CallCancelledError,
     grpc.StatusCode.OUT_OF_RANGE: OutOfRangeError,

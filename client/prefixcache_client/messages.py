@@ -76,6 +76,12 @@ class GenerateOptions(TypedDict, total=False):
     """So many chat messages at the prompt's beginning may be shared with every tenant. Default 0."""
     salt: str
     """Requests of one tenant share only when their salts are equal. Default empty."""
+    cache_priority: int
+    """What the request leaves in the cache is evicted after what has a lower one; 0 to 100. Default 0."""
+    cache_priority_seconds: float
+    """How long that holds, above 0. Default: until it is evicted."""
+    prefix: str
+    """The id of a kept prefix that goes in front of the prompt, which is then text or token ids."""
 
 
 def generate_request(prompt: Prompt, **options: Unpack[GenerateOptions]) -> pb.GenerateRequest:
@@ -114,6 +120,37 @@ def generate_request(prompt: Prompt, **options: Unpack[GenerateOptions]) -> pb.G
             given["json_schema"] = json.dumps(schema)
     if given.keys() & _RULES:
         _set_given(request.constraint, given, *_RULES)
+    for name, field in (("cache_priority", "priority"), ("cache_priority_seconds", "priority_seconds")):
+        if name in given:
+            _set(request.cache, field, given[name], called=name)
+    if "prefix" in given:
+        _set(request, "prefix_id", given["prefix"], called="prefix")
+    return request
+
+
+def create_prefix_request(
+    prompt: Prompt, *, public: bool, salt: str, ttl_seconds: float | None, label: str
+) -> cache_pb2.CreatePrefixRequest:
+    """The message that asks to keep a prefix. Raises TypeError or ValueError like `generate_request`."""
+    request = cache_pb2.CreatePrefixRequest(public=public)
+    _set_prompt(request, prompt)
+    _set(request, "salt", salt)
+    _set(request, "label", label)
+    if ttl_seconds is not None:
+        _set(request, "ttl_seconds", ttl_seconds)
+    return request
+
+
+def update_prefix_request(
+    prefix_id: str, *, ttl_seconds: float | None, label: str | None
+) -> cache_pb2.UpdatePrefixRequest:
+    """The message that changes what is given."""
+    request = cache_pb2.UpdatePrefixRequest()
+    _set(request, "prefix_id", prefix_id)
+    if ttl_seconds is not None:
+        _set(request, "ttl_seconds", ttl_seconds)
+    if label is not None:
+        _set(request, "label", label)
     return request
 
 
@@ -165,7 +202,9 @@ def detokenize_request(token_ids: Sequence[int], *, skip_special_tokens: bool) -
     return request
 
 
-def _set_prompt(request: pb.GenerateRequest | cache_pb2.ExplainRequest, prompt: Prompt) -> None:
+def _set_prompt(
+    request: pb.GenerateRequest | cache_pb2.ExplainRequest | cache_pb2.CreatePrefixRequest, prompt: Prompt
+) -> None:
     if isinstance(prompt, str):
         _set(request, "text", prompt)
         return
@@ -216,8 +255,9 @@ def _set_given(message: Any, given: Mapping[str, Any], *names: str) -> None:
             _set(message, name, given[name])
 
 
-def _set(message: Any, name: str, value: Any) -> None:
-    with _naming(name):
+def _set(message: Any, name: str, value: Any, *, called: str | None = None) -> None:
+    """Set a field, which the caller knows by another name if one is given."""
+    with _naming(called or name):
         setattr(message, name, value)
 
 

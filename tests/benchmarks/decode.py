@@ -25,7 +25,8 @@ from prefixcache_worker.attention.backend import choose_backend
 from prefixcache_worker.attention.kv_format import FP32, KvDtype, KvFormat
 from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.attention.plan import CHUNK_ROWS
-from prefixcache_worker.engine.engine import Engine, EngineConfig
+from prefixcache_worker.engine.engine import Engine
+from prefixcache_worker.engine.engine_config import EngineConfig
 from prefixcache_worker.engine.request import Request, SamplingParams, StopConditions
 from prefixcache_worker.model.config import ModelConfig
 from prefixcache_worker.model.loader import LoadedModel, load_model

@@ -18,7 +18,8 @@ from prefixcache import Namespace, PrefixCache
 from prefixcache_worker.attention.backend import choose_backend
 from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.engine.batch import Batch
-from prefixcache_worker.engine.engine import Engine, EngineConfig, Output
+from prefixcache_worker.engine.engine import Engine, Output
+from prefixcache_worker.engine.engine_config import EngineConfig
 from prefixcache_worker.engine.request import Request, SamplingParams, StopConditions
 from prefixcache_worker.model.echo_model import EchoModel
 from prefixcache_worker.model.loader import load_model

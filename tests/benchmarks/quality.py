@@ -31,7 +31,8 @@ from prefixcache_worker.attention.backend import choose_backend
 from prefixcache_worker.attention.calibration import CALIBRATION_TEXT, calibrate
 from prefixcache_worker.attention.kv_format import FP32, KvDtype, KvFormat, KvScales
 from prefixcache_worker.attention.kv_store import NO_FIXED_SCALES, FixedScales, KvStore
-from prefixcache_worker.engine.engine import Engine, EngineConfig
+from prefixcache_worker.engine.engine import Engine
+from prefixcache_worker.engine.engine_config import EngineConfig
 from prefixcache_worker.engine.request import Delta, Request, SamplingParams, StopConditions
 from prefixcache_worker.model.loader import LoadedModel, load_model
 from prefixcache_worker.model.model import Model

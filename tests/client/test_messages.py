@@ -44,12 +44,24 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "priority": st.integers(-(2**31), 2**31 - 1),
     "public_tokens": st.integers(0, 2**32 - 1),
     "salt": st.text(min_size=1),
+    "cache_priority": st.integers(0, 2**32 - 1),
+    "cache_priority_seconds": st.floats(allow_nan=False),
+    "prefix": st.text(min_size=1),
 }
+FIELD_OF_OPTION = {
+    "cache_priority": (pb.CacheOptions, "priority"),
+    "cache_priority_seconds": (pb.CacheOptions, "priority_seconds"),
+    "prefix": (pb.GenerateRequest, "prefix_id"),
+}
+"""Options whose field has another name."""
 
 
 def field_of(request: pb.GenerateRequest, name: str) -> tuple[bool, Any]:
     """Whether the field that carries an option is present, and its value."""
+    kind, name = FIELD_OF_OPTION.get(name, (None, name))
     for message in (request, request.sampling, request.stop_conditions, request.cache):
+        if kind is not None and not isinstance(message, kind):
+            continue
         descriptor = message.DESCRIPTOR.fields_by_name.get(name)
         if descriptor is not None:
             value = getattr(message, name)

@@ -337,3 +337,58 @@ def test_under_any_traffic_a_pinned_prefix_matches_until_its_pin_ends(seed: int)
         compared.end_pin(pin)
     compared.evict(24)
     assert compared.cache.stats().num_free == 24
+
+
+# What whoever keeps a book of pins needs to know
+
+
+def test_a_pin_counts_the_prompts_that_begin_with_it(cache: PrefixCache) -> None:
+    pin = cache.pin(S, NAMESPACE)
+    run(cache, S + X)
+    run(cache, S)  # all but its last token: the whole pin as well
+    run(cache, S[:48] + X)
+    cache.release(cache.acquire(S + X, NAMESPACE, use_cache=False))
+    assert pin.num_hits == 2
+    cache.release(cache.acquire(S + X, NAMESPACE, is_resumed=True))  # the same request again
+    assert pin.num_hits == 2
+    cache.check()
+
+
+def test_a_renewed_pin_may_have_another_time(cache: PrefixCache, clock: Clock) -> None:
+    pin = cache.pin(S, NAMESPACE, ttl_seconds=10)
+    cache.renew_pin(pin, ttl_seconds=50)
+    assert (pin.ttl_seconds, pin.expires_at) == (50, 150)
+    with pytest.raises(InvalidArgumentError, match="ttl_seconds is 0; give more than 0"):
+        cache.renew_pin(pin, ttl_seconds=0)
+    assert (pin.ttl_seconds, pin.expires_at) == (50, 150)
+    cache.check()
+    clock.seconds += 50
+    assert cache.pins() == []
+
+
+def test_a_pin_may_begin_with_less_time_than_it_has_after_a_hit(cache: PrefixCache, clock: Clock) -> None:
+    pin = cache.pin(S, NAMESPACE, ttl_seconds=30, seconds_left=5)
+    assert pin.expires_at == 105
+    clock.seconds += 4
+    run(cache, S + X)
+    assert pin.expires_at == 134
+    with pytest.raises(InvalidArgumentError, match="seconds_left is -1; give more than 0"):
+        cache.pin(S, NAMESPACE, seconds_left=-1)
+
+
+def test_room_for_a_pin_can_be_asked_for_before_anything_is_computed(clock: Clock) -> None:
+    cache = PrefixCache(num_blocks=8, max_pinned_share=0.5, clock=clock)
+    run(cache, S[:32])
+    cache.pin(S[:32], NAMESPACE, ttl_seconds=10)
+    before = observed(cache)
+    cached_ids = cache.require_pin_room(S, NAMESPACE)
+    assert cached_ids == cache.match(S, NAMESPACE).block_ids
+    with pytest.raises(PinLimitError, match="needs 3 more blocks, but 2 of at most 4"):
+        cache.require_pin_room(S + stream("a", 16), NAMESPACE)
+    with pytest.raises(PinLimitError, match="needs 4 more blocks"):
+        cache.require_pin_room(S, OTHER)
+    with pytest.raises(InvalidArgumentError, match="a pin needs 16"):
+        cache.require_pin_room(S[:15], NAMESPACE)
+    assert observed(cache) == before
+    clock.seconds += 10
+    assert cache.require_pin_room(S, OTHER) == []

@@ -16,6 +16,7 @@ from prefixcache import (
     PrefixCache,
     QuotaExceededError,
     TenantQuota,
+    UnknownTenantError,
 )
 
 TENANTS = [Namespace("model", f"tenant {letter}", is_publisher=True) for letter in "abcdefghijkl"]
@@ -347,3 +348,48 @@ def test_what_an_error_says_can_be_had_can_be_had_and_no_block_more(
             return
         assert observed(cache) == before
     assert num_to_be_had[-1] == 0
+
+
+def test_tenants_that_hold_nothing_are_forgotten_when_there_are_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("prefixcache.quota.MAX_REMEMBERED_ACCOUNTS", 100)
+    cache = PrefixCache(num_blocks=64)
+    cache.set_quota("promised", TenantQuota(ceiling_blocks=60))
+    run(cache, stream("a", 32), A)
+    cache.pin(stream("a", 32), A)
+    run(cache, stream("b", 32), B, num_public_tokens=32)
+    live = start(cache, stream("b", 40), C)
+    for number in range(300):
+        run(cache, stream("s", 8), Namespace("model", f"passer-by {number}"))
+    cache.check()
+
+    known = cache.tenants()
+    assert len(known) <= 2 * (64 + 4)  # twice as many as may hold something
+    assert {"promised", A.tenant, B.tenant, C.tenant} <= set(known)
+    assert cache.usage(A.tenant).num_requests == 1
+    with pytest.raises(UnknownTenantError):
+        cache.usage("passer-by 0")
+    finish(cache, live)
+    cache.check()
+    # One that was forgotten is as good as new.
+    run(cache, stream("a", 32), Namespace("model", "passer-by 0"))
+    cache.check()
+    assert cache.usage("passer-by 0").num_requests == 1
+
+
+def test_who_only_reads_what_is_public_is_not_forgotten_while_it_lives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("prefixcache.quota.MAX_REMEMBERED_ACCOUNTS", 30)
+    cache = PrefixCache(num_blocks=256)
+    readers = [Namespace("model", f"reader {number}", is_publisher=True) for number in range(20)]
+    live = [start(cache, stream("b", 32), reader, num_public_tokens=32) for reader in readers]
+    for handle in live:
+        cache.publish(handle, 32)  # one block less of its own: most of them pay for nothing now
+    for number in range(40):
+        run(cache, stream("s", 8), Namespace("model", f"passer-by {number}"))
+    for handle in live:
+        cache.extend(handle, X)
+        cache.check()
+    assert {reader.tenant for reader in readers} <= set(cache.tenants())

@@ -91,6 +91,9 @@ class FakeWorker(inference_pb2_grpc.InferenceServiceServicer, cache_pb2_grpc.Cac
         self.events: list[cache_pb2.WatchEventsResponse] = []
         self.num_resets = 0
         self.live_ids: set[str] = set()
+        self.orders: list[cache_pb2.CreatePrefixRequest] = []
+        self.prefixes: list[cache_pb2.Prefix] = []
+        self.usages: list[cache_pb2.TenantUsage] = []
         self.health = HealthServicer()
 
     def __enter__(self) -> Self:
@@ -210,6 +213,84 @@ class FakeWorker(inference_pb2_grpc.InferenceServiceServicer, cache_pb2_grpc.Cac
         self._note(context)
         self.num_resets += 1
         return cache_pb2.ResetResponse()
+
+    def CreatePrefix(
+        self, request: cache_pb2.CreatePrefixRequest, context: grpc.ServicerContext
+    ) -> cache_pb2.CreatePrefixResponse:
+        """Keeps what is asked for, numbered from 1, and says that it cost ten tokens."""
+        self._note(context)
+        self.orders.append(request)
+        self.prefixes.append(
+            cache_pb2.Prefix(
+                prefix_id=f"p{len(self.orders)}",
+                tenant=self.tenants[-1],
+                label=request.label,
+                num_tokens=10,
+                num_kept_tokens=8,
+                num_blocks=2,
+                public=request.public,
+                ttl_seconds=request.ttl_seconds,
+                seconds_left=request.ttl_seconds,
+            )
+        )
+        usage = inference_pb2.Usage(prompt_tokens=10, computed_tokens=10, written_tokens=8)
+        return cache_pb2.CreatePrefixResponse(prefix=self.prefixes[-1], usage=usage)
+
+    def GetPrefix(
+        self, request: cache_pb2.GetPrefixRequest, context: grpc.ServicerContext
+    ) -> cache_pb2.GetPrefixResponse:
+        """The prefix, or NOT_FOUND."""
+        self._note(context)
+        return cache_pb2.GetPrefixResponse(prefix=self._prefix(request.prefix_id, context))
+
+    def ListPrefixes(
+        self, request: cache_pb2.ListPrefixesRequest, context: grpc.ServicerContext
+    ) -> cache_pb2.ListPrefixesResponse:
+        """Pages of two, unless the request says otherwise."""
+        self._note(context)
+        start = int(request.page_token or 0)
+        end = start + (request.page_size or 2)
+        return cache_pb2.ListPrefixesResponse(
+            prefixes=self.prefixes[start:end],
+            next_page_token=str(end) if end < len(self.prefixes) else "",
+        )
+
+    def UpdatePrefix(
+        self, request: cache_pb2.UpdatePrefixRequest, context: grpc.ServicerContext
+    ) -> cache_pb2.UpdatePrefixResponse:
+        """Changes what is given."""
+        self._note(context)
+        prefix = self._prefix(request.prefix_id, context)
+        if request.HasField("label"):
+            prefix.label = request.label
+        if request.HasField("ttl_seconds"):
+            prefix.ttl_seconds = prefix.seconds_left = request.ttl_seconds
+        return cache_pb2.UpdatePrefixResponse(prefix=prefix)
+
+    def DeletePrefix(
+        self, request: cache_pb2.DeletePrefixRequest, context: grpc.ServicerContext
+    ) -> cache_pb2.DeletePrefixResponse:
+        """Forgets it."""
+        self._note(context)
+        self.prefixes.remove(self._prefix(request.prefix_id, context))
+        return cache_pb2.DeletePrefixResponse()
+
+    def GetUsage(
+        self, request: cache_pb2.GetUsageRequest, context: grpc.ServicerContext
+    ) -> cache_pb2.GetUsageResponse:
+        """What `usages` holds of the tenants asked for."""
+        self._note(context)
+        name = request.tenant or self.tenants[-1]
+        return cache_pb2.GetUsageResponse(
+            tenants=[usage for usage in self.usages if request.all_tenants or usage.tenant == name]
+        )
+
+    def _prefix(self, prefix_id: str, context: grpc.ServicerContext) -> cache_pb2.Prefix:
+        for prefix in self.prefixes:
+            if prefix.prefix_id == prefix_id:
+                return prefix
+        context.abort(grpc.StatusCode.NOT_FOUND, f"prefix_id: there is no prefix {prefix_id!r}")
+        raise AssertionError("abort does not return")
 
     def _note(self, context: grpc.ServicerContext) -> None:
         metadata = dict(context.invocation_metadata())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from math import inf
 
 import torch
 from support.dense_attention import dense_greedy
@@ -18,8 +20,10 @@ from prefixcache_worker.attention.kv_format import FP32, KvFormat
 from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.constraint.constraint import Constraint
 from prefixcache_worker.engine.cache_scheme import make_cache
-from prefixcache_worker.engine.engine import Engine, EngineConfig, Output
+from prefixcache_worker.engine.engine import Engine, Output
+from prefixcache_worker.engine.engine_config import EngineConfig
 from prefixcache_worker.engine.observer import Observer
+from prefixcache_worker.engine.prefix_book import PrefixOrder
 from prefixcache_worker.engine.request import (
     Completion,
     Delta,
@@ -83,6 +87,7 @@ class HandEngine:
         num_worth_restoring: NumWorthRestoring = len,
         observer: Observer | None = None,
         device: str = "cpu",
+        max_pinned_share: float = 0.5,
         **limits: int,
     ) -> None:
         """`tiers`: how many blocks each holds, the nearest first."""
@@ -105,6 +110,8 @@ class HandEngine:
             max_total_tokens=config.context_length,
             tiers=[(f"tier {number}", size) for number, size in enumerate(tiers, start=1)],
             num_worth_restoring=num_worth_restoring,
+            max_pinned_share=max_pinned_share,
+            clock=clock or time.monotonic,
             on_free=lambda block_ids: self._poison(block_ids),
         )
         tier_mover = PoisonedTiers(self.cache, self.store, tiers, poison) if scheme == "shared" else None
@@ -150,6 +157,9 @@ class HandEngine:
         priority: int = 0,
         ignore_eos: bool = False,
         constraint: Constraint | None = None,
+        cache_priority: int = 0,
+        cache_priority_seconds: float = inf,
+        kept_as: PrefixOrder | None = None,
     ) -> str:
         self._num_requests += 1
         request_id = request_id or f"r{self._num_requests}"
@@ -175,6 +185,9 @@ class HandEngine:
                 num_prompt_logprobs=prompt_logprobs,
                 priority=priority,
                 constraint=constraint,
+                cache_priority=cache_priority,
+                cache_priority_seconds=cache_priority_seconds,
+                kept_as=kept_as,
             ),
         )
         self.deltas[request_id] = []

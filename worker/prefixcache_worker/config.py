@@ -66,6 +66,11 @@ class WorkerConfig:
     window: int | None = None
     window_sinks: int | None = None
     top_k_blocks: int | None = None
+    max_pinned_share: float = 0.5
+    prefix_ttl: float = 3600.0
+    """Seconds; 0 is for ever."""
+    max_prefix_ttl: float = 86400.0
+    """Seconds; 0 is for ever."""
     num_threads: int | None = None
     snapshot: str | None = None
     """Folder; None: no snapshots."""
@@ -166,6 +171,12 @@ def _is_switch(value: object) -> bool:
     return isinstance(value, bool)
 
 
+def _is_seconds(value: float) -> bool:
+    return 0 <= value <= _MOST_SECONDS
+
+
+_MOST_SECONDS = 1e9
+_SECONDS = f"a number from 0 to {_MOST_SECONDS:g}"
 _POSITIVE = "a whole number of at least 1"
 _KV_DTYPES = ("fp32", "fp16", "bf16", "int8", "int4")
 _KV_SCALES = ("token-head", "head", "tensor", "channel")
@@ -250,6 +261,12 @@ SETTINGS = (
     Setting("top_k_blocks", int, _at_least(4), "a whole number of at least 4",
             "KV blocks that a decoding token reads of each head: the first, the last two, and those that "
             "matter most; approximate"),
+    Setting("max_pinned_share", float, lambda value: 0 <= value <= 1, "a number from 0 to 1",
+            "share of the pool that prefixes may keep, those of all tenants together"),
+    Setting("prefix_ttl", float, _is_seconds, _SECONDS,
+            "seconds that a prefix is kept after its last use, where its maker does not say; 0: for ever"),
+    Setting("max_prefix_ttl", float, _is_seconds, _SECONDS,
+            "the most seconds that its maker may say; 0: any number, and for ever"),
     Setting("num_threads", int, _at_least(1), _POSITIVE,
             "threads of the model on the CPU; without it one per core"),
     Setting("snapshot", str, bool, "a path",

@@ -34,6 +34,22 @@ class NotFoundError(WorkerError):
     """What the request names does not exist, or not for this caller."""
 
 
+class PrefixNotKeptError(WorkerError):
+    """A prefix could not be kept."""
+
+
+class PrefixBudgetError(PrefixNotKeptError):
+    """More would be kept for the tenant, or of the whole pool, than is allowed."""
+
+    def __init__(self, tenant: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.tenant = tenant
+
+
+class PrefixLostError(PrefixNotKeptError):
+    """What was computed to be kept was not in the cache when it was to be kept."""
+
+
 class SchemeError(WorkerError):
     """The worker's scheme of keeping KV blocks cannot do this."""
 

@@ -48,6 +48,7 @@ def add_parser(subparsers: Subparsers) -> None:
     public.add_argument(
         "--public-system", action="store_true", help="the system text may be shared with every tenant"
     )
+    parser.add_argument("--prefix", type=common.text, metavar="ID", help="go on behind this kept prefix")
     parser.add_argument("--salt", type=common.text, help="share only with requests of the same salt")
     for flag, of_what in (("--logprobs", "each token"), ("--prompt-logprobs", "each token of the prompt")):
         parser.add_argument(
@@ -99,6 +100,8 @@ def _options(arguments: argparse.Namespace) -> GenerateOptions:
         options["public_messages"] = 1
     if arguments.salt is not None:
         options["salt"] = arguments.salt
+    if arguments.prefix is not None:
+        options["prefix"] = arguments.prefix
     return options
 
 

@@ -18,6 +18,7 @@ from prefixcache_client.command_line import (
     generate,
     health,
     keys,
+    prefix,
     replay,
     reset,
     schemes,
@@ -25,6 +26,7 @@ from prefixcache_client.command_line import (
     snapshot,
     stats,
     tree,
+    usage,
 )
 from prefixcache_client.command_line.arguments import Parser
 from prefixcache_client.errors import PrefixCacheClientError
@@ -38,6 +40,8 @@ _COMMANDS = (
     health,
     stats,
     tree,
+    usage,
+    prefix,
     explain,
     events,
     reset,

@@ -18,7 +18,8 @@ from prefixcache import Namespace, PrefixCache
 from prefixcache_worker.attention.backend import choose_backend
 from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.attention.triton.decode_graph import GraphedModel, GraphLimits
-from prefixcache_worker.engine.engine import Engine, EngineConfig
+from prefixcache_worker.engine.engine import Engine
+from prefixcache_worker.engine.engine_config import EngineConfig
 from prefixcache_worker.engine.request import Delta, Request, SamplingParams, StopConditions
 from prefixcache_worker.model.model import Model
 

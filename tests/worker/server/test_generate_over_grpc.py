@@ -86,10 +86,19 @@ async def test_an_answer_is_the_models_and_its_usage_adds_up():
     assert cold.finish_reason == pb.FINISH_REASON_LENGTH
     assert cold.completion.request_id == "first"
     assert cold.completion.usage == pb.Usage(
-        prompt_tokens=40, cached_tokens=0, computed_tokens=40, completion_tokens=8
+        prompt_tokens=40,
+        cached_tokens=0,
+        computed_tokens=40,
+        completion_tokens=8,
+        written_tokens=47,  # the last token of the answer was never read
+        block_seconds=cold.completion.usage.block_seconds,
     )
     assert warm.completion.usage == pb.Usage(
-        prompt_tokens=40, cached_tokens=39, computed_tokens=1, completion_tokens=8
+        prompt_tokens=40,
+        cached_tokens=39,
+        computed_tokens=1,
+        completion_tokens=8,
+        block_seconds=warm.completion.usage.block_seconds,
     )
     timing = cold.completion.timing
     assert 0 <= timing.queue_seconds <= timing.first_token_seconds <= timing.total_seconds

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from prefixcache_worker.engine.cache_scheme import SequenceHandle
 from prefixcache_worker.engine.observer import Observer
+from prefixcache_worker.engine.prefix_book import Prefix
 from prefixcache_worker.engine.request import Completion, Request, Timing, Usage
 from prefixcache_worker.engine.sequence import Sequence
 
@@ -23,10 +24,22 @@ class Answer:
     num_cached_tokens: int = 0
     num_restored_tokens: int = 0
     num_output_tokens: int = 0
+    num_written_tokens: int = 0
+    """Of the choices that have ended."""
+    num_blocks: int = 0
+    """What its choices held together when they were last counted."""
+    block_seconds: float = 0.0
     started: float | None = None
     """When it first ran."""
     first_token: float | None = None
+    """When it had one; a prompt that is only to be kept never has."""
     is_approximate: bool = False
+    counted: float = 0.0
+    """Until when the blocks are charged."""
+
+    @property
+    def tenant(self) -> str:
+        return self.request.namespace.tenant
 
     @property
     def is_paused(self) -> bool:
@@ -49,25 +62,47 @@ class Answer:
             observer.next_token(now - sequence.last_token)
         sequence.last_token = now
 
-    def completion(self, *, ended: float) -> Completion:
+    def charge_blocks(self, now: float) -> None:
+        """Charge what it has held until now. O(1)."""
+        self.block_seconds += self.num_blocks * (now - self.counted)
+        self.counted = now
+
+    def count_blocks(self) -> None:
+        """From now on it holds what it holds now. O(1) with one choice, else O(blocks of all of them)."""
+        tables = [sequence.handle.held_blocks for sequence in self.sequences if sequence.handle is not None]
+        self.num_blocks = len(tables[0]) if len(tables) == 1 else len(set().union(*tables))
+
+    def end_choice(self, sequence: Sequence) -> None:
+        """One of its choices is not alive any more. Requires: it has been retired."""
+        self.sequences.remove(sequence)
+        self.num_written_tokens += sequence.num_written_tokens
+
+    def usage(self) -> Usage:
+        """What it has cost so far. It counts with its whole prompt from when it first runs."""
+        num_prompt_tokens = 0 if self.started is None else len(self.request.prompt_token_ids)
+        return Usage(
+            prompt_tokens=num_prompt_tokens,
+            cached_tokens=self.num_cached_tokens,
+            computed_tokens=num_prompt_tokens - self.num_cached_tokens,
+            completion_tokens=self.num_output_tokens,
+            is_approximate=self.is_approximate,
+            restored_tokens=self.num_restored_tokens,
+            written_tokens=self.num_written_tokens
+            + sum(sequence.num_written_tokens for sequence in self.sequences),
+            block_seconds=self.block_seconds,
+        )
+
+    def completion(self, *, ended: float, prefix: Prefix | None = None) -> Completion:
         """The event that ends it. Requires: it has run, and every choice has ended."""
         assert not self.sequences
         assert self.started is not None
-        assert self.first_token is not None
-        num_prompt_tokens = len(self.request.prompt_token_ids)
         return Completion(
             request_id=self.request.request_id,
-            usage=Usage(
-                prompt_tokens=num_prompt_tokens,
-                cached_tokens=self.num_cached_tokens,
-                computed_tokens=num_prompt_tokens - self.num_cached_tokens,
-                completion_tokens=self.num_output_tokens,
-                restored_tokens=self.num_restored_tokens,
-                is_approximate=self.is_approximate,
-            ),
+            usage=self.usage(),
             timing=Timing(
                 queue_seconds=self.started - self.arrived,
-                first_token_seconds=self.first_token - self.arrived,
+                first_token_seconds=(self.first_token or ended) - self.arrived,
                 total_seconds=ended - self.arrived,
             ),
+            prefix=prefix,
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, Protocol, TypeVar
 
 from prefixcache import (
@@ -70,6 +72,7 @@ class CacheScheme(Protocol[HandleT]):
         use_cache: bool = True,
         max_cached_tokens: int | None = None,
         priority: int = 0,
+        priority_seconds: float = inf,
         is_resumed: bool = False,
     ) -> HandleT: ...
     def extend(self, handle: HandleT, token_ids: TokenIds) -> list[BlockCopy]: ...
@@ -78,7 +81,7 @@ class CacheScheme(Protocol[HandleT]):
         """A second claim on the same tokens. Raises OutOfBlocksError in a scheme that copies all of it."""
 
     def give_back(self, handle: HandleT, start_token: int, end_token: int) -> int: ...
-    def publish(self, handle: HandleT, num_written_tokens: int, *, include_tail: bool = False) -> None: ...
+    def publish(self, handle: HandleT, num_written_tokens: int, *, include_tail: bool = False) -> int: ...
     def release(self, handle: HandleT) -> None: ...
     def stats(self) -> CacheStats: ...
     def dump(self, max_depth: int = 0) -> list[NodeDump]: ...
@@ -97,6 +100,8 @@ def make_cache(
     events: EventLog | None = None,
     tiers: Sequence[tuple[str, int]] = (),
     num_worth_restoring: NumWorthRestoring = len,
+    max_pinned_share: float = 0.5,
+    clock: Callable[[], float] = time.monotonic,
     on_free: OnFree | None = None,
 ) -> CacheScheme[Any]:
     """The bookkeeping of a scheme that `--scheme` may name, over an empty pool.
@@ -113,6 +118,8 @@ def make_cache(
                 events=events,
                 tiers=tiers,
                 num_worth_restoring=num_worth_restoring,
+                max_pinned_share=max_pinned_share,
+                clock=clock,
                 on_free=on_free,
             )
         case "paged":

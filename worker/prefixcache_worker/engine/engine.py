@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
-from prefixcache_worker.attention.approximation import EXACT, Approximation
+from prefixcache_worker.attention.approximation import EXACT
 from prefixcache_worker.attention.backend import AttentionBackend
 from prefixcache_worker.attention.by_window import attention_by_window, distinct_windows, rows_per_layer
 from prefixcache_worker.attention.cpu import CpuAttention
@@ -22,36 +22,22 @@ from prefixcache_worker.engine.assembler import Assembler
 from prefixcache_worker.engine.batch import Batch, ScheduledSpan, build_batch
 from prefixcache_worker.engine.cache_scheme import CacheScheme
 from prefixcache_worker.engine.counters import Counters
+from prefixcache_worker.engine.engine_config import EngineConfig
 from prefixcache_worker.engine.logprobs import token_logprobs
 from prefixcache_worker.engine.observer import GuardedObserver, Observer, Outcome
-from prefixcache_worker.engine.request import Completion, Event, Failure, Request, TokenLogprobs
+from prefixcache_worker.engine.prefix_book import PrefixBook
+from prefixcache_worker.engine.publishing import advance
+from prefixcache_worker.engine.request import Event, Failure, Request, TokenLogprobs
 from prefixcache_worker.engine.sampler import sample, take_rows
 from prefixcache_worker.engine.scheduler import Refusal, Scheduler
 from prefixcache_worker.engine.sequence import Sequence
 from prefixcache_worker.engine.stats import EngineStats
 from prefixcache_worker.engine.tier_mover import TierMover
-from prefixcache_worker.errors import InvalidRequestError, NotFiniteError
+from prefixcache_worker.engine.usage_ledger import UsageLedger
+from prefixcache_worker.errors import InvalidRequestError, NotFiniteError, PrefixNotKeptError
 from prefixcache_worker.model.model import Model
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
-    """Limits of the engine."""
-
-    max_batch_tokens: int = 512
-    """Most tokens of one step, prefill and decode together."""
-    max_running: int = 64
-    """Most sequences that run at once; each choice of a request is one."""
-    max_overtakes: int = 256
-    """Admissions of later requests after which a waiting one goes before all that came later."""
-    context_length: int = 8192
-    """Most tokens of a sequence, prompt and output together."""
-    approximation: Approximation = EXACT
-    """What may be left unread. The KV store's shape has its window, and keeps summaries for its reads."""
-    share_reads: bool = True
-    """Read a run of KV rows once for all sequences that stand on it. False only to compare."""
 
 
 class Output(NamedTuple):
@@ -85,6 +71,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         observer: Observer | None = None,
     ) -> None:
+        """`clock` is the cache's too."""
         assert (cache.num_blocks, cache.block_size) == (kv_store.num_blocks, kv_store.block_size)
         self.cache = cache
         self.kv_store = kv_store
@@ -111,6 +98,8 @@ class Engine:
         )
         self._answers: dict[Hashable, Answer] = {}
         self._counters = Counters()
+        self.prefixes = PrefixBook(cache, clock=clock)
+        self.ledger = UsageLedger()
 
     @property
     def has_work(self) -> bool:
@@ -227,9 +216,16 @@ class Engine:
             self._counters.reset_peaks(cache, num_running=len(scheduler.running))
         return stats
 
+    def answers(self) -> Iterable[Answer]:
+        """All live requests, and what they have cost until now."""
+        for answer in self._answers.values():
+            answer.charge_blocks(self._clock())
+        return self._answers.values()
+
     def check(self) -> None:
         """Raise AssertionError if any invariant is broken. For tests."""
         self.cache.check()
+        self.prefixes.check()
         self._scheduler.check()
         queued = {*self._scheduler.waiting, *self._scheduler.running}
         assert queued == {s for answer in self._answers.values() for s in answer.sequences}
@@ -247,6 +243,9 @@ class Engine:
     def _note_starts(self, scheduled: list[ScheduledSpan]) -> None:
         """Count a prompt's hit once, when it first runs; coming back after a preemption is no hit."""
         now = self._clock()
+        for answer in self._answers.values():
+            answer.charge_blocks(now)
+            answer.count_blocks()
         for sequence, _ in scheduled:
             answer = self._answers[sequence.key]
             if answer.started is None:
@@ -299,33 +298,16 @@ class Engine:
             scores = sequence.score_prompt(logits[start:end])
             if scores is not None:
                 outputs.append(Output(sequence.key, scores))
-            self._advance(sequence, num_tokens)
-            if sequence.num_uncomputed_tokens == 0:
+            advance(sequence, num_tokens, self.cache, self._shape.reach)
+            if sequence.num_uncomputed_tokens == 0 and sequence.request.kept_as is not None:
+                outputs += self._end_choice(sequence)
+            elif sequence.num_uncomputed_tokens == 0:
                 choices = [sequence, *self._fork_choices(sequence)]
                 sampled += choices
                 rows += [end - 1] * len(choices)
         if sampled:
             outputs += self._take_tokens(sampled, take_rows(logits, rows))
         return outputs
-
-    def _advance(self, sequence: Sequence, num_tokens: int) -> None:
-        """Count rows as written; whenever that fills a block, everybody may use it.
-
-        Where every layer has a window, rows that all have left behind are given back. What is behind them
-        can then not be published: so a prompt is published as a whole first, and output not before the end.
-        """
-        before = sequence.num_computed_tokens // self.cache.block_size
-        sequence.num_computed_tokens += num_tokens
-        if sequence.num_computed_tokens // self.cache.block_size == before:
-            return
-        reach, handle = self._shape.reach, sequence.running_handle
-        if reach is None or sequence.num_computed_tokens <= sequence.num_prompt_tokens:
-            self.cache.publish(handle, sequence.num_publishable_tokens)
-        is_published = sequence.num_computed_tokens >= sequence.num_prompt_tokens
-        if reach is not None and (is_published or not sequence.request.use_cache):
-            first_seen = min(sequence.num_computed_tokens - reach.size + 1, handle.num_tokens - 1)
-            if first_seen > reach.num_sinks:
-                self.cache.give_back(handle, reach.num_sinks, first_seen)
 
     def _fork_choices(self, parent: Sequence) -> list[Sequence]:
         """The other choices of a request whose prompt has just been computed."""
@@ -358,26 +340,39 @@ class Engine:
         delta = sequence.take(token, score)
         outputs = [Output(answer.key, delta)]
         if delta.finish_reason is not None:
-            self._scheduler.retire(sequence)
-            answer.sequences.remove(sequence)
-            if not answer.sequences:
-                outputs.append(Output(answer.key, self._complete(answer)))
+            outputs += self._end_choice(sequence)
         elif (error := sequence.constraint_error) is not None:
             outputs += self._fail({sequence.key}, error)
         return outputs
 
-    def _complete(self, answer: Answer) -> Completion:
+    def _end_choice(self, sequence: Sequence) -> list[Output]:
+        """A choice is complete; when it was the last one, so is the answer."""
+        answer = self._answers[sequence.key]
+        self._scheduler.retire(sequence)
+        answer.end_choice(sequence)
+        return [] if answer.sequences else [self._complete(answer)]
+
+    def _complete(self, answer: Answer) -> Output:
+        """Nothing has been allocated since the answer was published: what it is to keep is there."""
+        now, prefix = self._clock(), None
+        if answer.request.kept_as is not None:
+            try:
+                prefix = self.prefixes.keep(answer.request.kept_as)
+            except PrefixNotKeptError as error:
+                return self._fail({answer.key}, error)[0]
         del self._answers[answer.key]
         self._counters.finished += 1
-        completion = answer.completion(ended=self._clock())
+        answer.charge_blocks(now)
+        completion = answer.completion(ended=now, prefix=prefix)
+        self.ledger.add(answer.tenant, completion.usage, is_finished=True)
         self._observer.ended(Outcome.FINISHED, completion.timing.total_seconds)
-        return completion
+        return Output(answer.key, completion)
 
     def _refuse(self, refusals: list[Refusal]) -> list[Output]:
         """Give up the requests of sequences that the scheduler has dropped."""
         error_by_key: dict[Hashable, Exception] = {}
         for sequence, error in refusals:
-            self._answers[sequence.key].sequences.remove(sequence)
+            self._answers[sequence.key].end_choice(sequence)
             error_by_key.setdefault(sequence.key, error)  # one for all choices
         return [output for key, error in error_by_key.items() for output in self._fail({key}, error)]
 
@@ -393,7 +388,10 @@ class Engine:
     def _drop(self, key: Hashable, outcome: Outcome) -> bool:
         if (answer := self._answers.pop(key, None)) is None:
             return False
-        self._observer.ended(outcome, self._clock() - answer.arrived)
+        now = self._clock()
+        self._observer.ended(outcome, now - answer.arrived)
+        answer.charge_blocks(now)
         for sequence in answer.sequences:
             self._scheduler.retire(sequence)
+        self.ledger.add(answer.tenant, answer.usage(), is_finished=False)
         return True

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 
 from prefixcache import Namespace
 from prefixcache_worker.constraint.constraint import Constraint
+from prefixcache_worker.engine.prefix_book import Prefix, PrefixOrder
 
 MIN_TEMPERATURE = 1e-5
 """Anything colder is greedy: dividing by less would make nothing of differences, and then overflow."""
@@ -93,6 +95,12 @@ class Request:
     """Higher ones are admitted first, and lower ones give way to them when room runs out."""
     constraint: Constraint | None = None
     """What each choice must look like; None: anything."""
+    cache_priority: int = 0
+    """What it uses and leaves in the cache is evicted after everything of a lower one."""
+    cache_priority_seconds: float = inf
+    """How long that holds after it was admitted."""
+    kept_as: PrefixOrder | None = None
+    """The prompt is a prefix that is to be kept as soon as it is computed; there is no answer then."""
 
 
 class FinishReason(Enum):
@@ -148,6 +156,10 @@ class Usage:
     """Of `cached_tokens`, those whose rows came from a tier."""
     is_approximate: bool = False
     """Whether rows that the model would have read were left out, as the worker's settings allow."""
+    written_tokens: int = 0
+    """Tokens that the cache did not have before; again, what was evicted while the request waited."""
+    block_seconds: float = 0.0
+    """Blocks that it held, times the seconds; one that its choices share counts once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +178,8 @@ class Completion:
     request_id: str
     usage: Usage
     timing: Timing
+    prefix: Prefix | None = None
+    """What is kept now, if the request was to keep its prompt."""
 
 
 @dataclass(frozen=True, slots=True)

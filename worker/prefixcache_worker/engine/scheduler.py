@@ -169,7 +169,9 @@ class Scheduler:
     def _give_back(self, sequence: Sequence) -> None:
         handle = sequence.running_handle
         if not handle.copies:  # else the rows that they were to bring are not there
-            self._cache.publish(handle, sequence.num_publishable_tokens, include_tail=True)
+            sequence.num_written_tokens += self._cache.publish(
+                handle, sequence.num_publishable_tokens, include_tail=True
+            )
         self._cache.release(handle)
         sequence.handle = None
         sequence.num_computed_tokens = 0
@@ -283,6 +285,8 @@ class Scheduler:
                     num_public_tokens=request.num_public_tokens,
                     use_cache=request.use_cache,
                     max_cached_tokens=sequence.max_cached_tokens,
+                    priority=request.cache_priority,
+                    priority_seconds=request.cache_priority_seconds,
                     is_resumed=sequence.is_resumed,
                 )
             except (OutOfBlocksError, QuotaExceededError) as error:

@@ -45,6 +45,8 @@ class Sequence:
         self.num_exact_tokens: int | None = None
         """So many rows at the beginning are the model's own; None while all are. The others are shared
         with nobody."""
+        self.num_written_tokens = 0
+        """Tokens that it has published and that the cache did not have."""
         self.handle: SequenceHandle | None = None
         self.assembler = assembler
         self.max_total_tokens = max_total_tokens

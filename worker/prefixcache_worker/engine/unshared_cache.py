@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from prefixcache import (
     BlockCopy,
@@ -109,6 +110,7 @@ class UnsharedCache:
         use_cache: bool = True,
         max_cached_tokens: int | None = None,
         priority: int = 0,
+        priority_seconds: float = inf,
         is_resumed: bool = False,
     ) -> OwnBlocks:
         """Take room for a whole prompt. What the options say of sharing makes no difference.
@@ -166,8 +168,9 @@ class UnsharedCache:
         """Nothing: here a sequence keeps what it has until it ends."""
         return 0
 
-    def publish(self, handle: OwnBlocks, num_written_tokens: int, *, include_tail: bool = False) -> None:
+    def publish(self, handle: OwnBlocks, num_written_tokens: int, *, include_tail: bool = False) -> int:
         """Nobody shares: does nothing."""
+        return 0
 
     def release(self, handle: OwnBlocks) -> None:
         """Give everything back, and drop pending copies.

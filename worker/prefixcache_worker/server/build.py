@@ -24,7 +24,8 @@ from prefixcache_worker.attention.sparse import SparseReads
 from prefixcache_worker.config import WorkerConfig, format_memory
 from prefixcache_worker.constraint.compiler import ConstraintCompiler
 from prefixcache_worker.engine.cache_scheme import make_cache
-from prefixcache_worker.engine.engine import Engine, EngineConfig
+from prefixcache_worker.engine.engine import Engine
+from prefixcache_worker.engine.engine_config import EngineConfig
 from prefixcache_worker.engine.engine_loop import EngineLoop
 from prefixcache_worker.engine.event_feed import EventFeed, new_event_log
 from prefixcache_worker.engine.request_stream import ReaderLimits
@@ -37,6 +38,7 @@ from prefixcache_worker.server.gpu_memory import CudaMemory, pool_bytes_left
 from prefixcache_worker.server.metrics import Metrics, RequestTimes
 from prefixcache_worker.server.served_model import ServedModel
 from prefixcache_worker.server.tiers import build_tiers
+from prefixcache_worker.server.validation.prefixes import PrefixTtl
 from prefixcache_worker.snapshots.cache_snapshots import CacheSnapshots
 from prefixcache_worker.snapshots.snapshot_folder import SnapshotFolder
 from prefixcache_worker.snapshots.snapshot_keeper import SnapshotKeeper
@@ -89,6 +91,7 @@ class Worker:
     """None where nothing is saved."""
     event_feed: EventFeed | None
     """None where nothing is shared."""
+    prefix_ttl: PrefixTtl
 
 
 def build_worker(config: WorkerConfig) -> Worker:
@@ -145,6 +148,7 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
         num_blocks=pool_size.num_blocks,
         block_size=config.block_size,
         max_total_tokens=context_length,
+        max_pinned_share=config.max_pinned_share,
         events=event_log,
         tiers=tiers.sizes,
         num_worth_restoring=tiers.rule or len,
@@ -220,6 +224,7 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
         pool_size=pool_size,
         event_feed=event_feed,
         snapshots=keeper,
+        prefix_ttl=_prefix_ttl(config),
     )
 
 
@@ -289,6 +294,16 @@ def _made_ready(
         max_running=config.max_running,
     )
     return graphed
+
+
+def _prefix_ttl(config: WorkerConfig) -> PrefixTtl:
+    usual, most = (seconds or math.inf for seconds in (config.prefix_ttl, config.max_prefix_ttl))
+    if usual > most:
+        raise ConfigError(
+            f"--prefix-ttl: {config.prefix_ttl:g} is more than --max-prefix-ttl, which is {most:g}; "
+            "give less, or raise that"
+        )
+    return PrefixTtl(usual_seconds=usual, max_seconds=most)
 
 
 def _context_length(config: WorkerConfig, model_context_length: int) -> int:

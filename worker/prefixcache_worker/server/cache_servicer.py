@@ -17,13 +17,24 @@ from prefixcache_worker.engine.engine_loop import EngineLoop
 from prefixcache_worker.engine.event_feed import EventFeed
 from prefixcache_worker.errors import SchemeError, SnapshotsOffError
 from prefixcache_worker.server.access import Access
+from prefixcache_worker.server.admission import Admission
 from prefixcache_worker.server.caller import Role
 from prefixcache_worker.server.event_messages import event_to_proto
 from prefixcache_worker.server.explanation import explanation_to_proto
-from prefixcache_worker.server.grpc_call import authorised
+from prefixcache_worker.server.grpc_call import authorised, deadline_of, metadata_of, send_request_id
+from prefixcache_worker.server.prefix_calls import (
+    create_prefix,
+    created_prefix_to_proto,
+    delete_prefix,
+    get_prefix,
+    get_usage,
+    list_prefixes,
+    update_prefix,
+)
 from prefixcache_worker.server.served_model import ServedModel
 from prefixcache_worker.server.tree_answer import MAX_TREE_NODES, tree_to_proto
 from prefixcache_worker.server.validation.explain import explain_query_from_proto
+from prefixcache_worker.server.validation.prefixes import PrefixTtl, prefix_order_from_proto
 from prefixcache_worker.snapshots.snapshot_keeper import SnapshotKeeper
 
 NOTHING_SHARED = "this worker shares nothing, so there is no cache to look into; use one with --scheme shared"
@@ -40,6 +51,8 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         engine_loop: EngineLoop,
         model: ServedModel,
         access: Access,
+        admission: Admission,
+        prefix_ttl: PrefixTtl,
         event_feed: EventFeed | None = None,
         snapshots: SnapshotKeeper | None = None,
     ) -> None:
@@ -48,6 +61,70 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         self._access = access
         self._snapshots = snapshots
         self._event_feed = event_feed
+        self._admission = admission
+        self._prefix_ttl = prefix_ttl
+
+    async def CreatePrefix(
+        self,
+        request: cache_pb2.CreatePrefixRequest,
+        context: grpc.aio.ServicerContext[Any, cache_pb2.CreatePrefixResponse],
+    ) -> cache_pb2.CreatePrefixResponse:
+        """A client that goes away or runs out of time cancels the computation."""
+        async with (
+            authorised(context, self._access) as caller,
+            self._admission.request(caller, metadata_of(context), method="CreatePrefix") as record,
+        ):
+            await send_request_id(context, record.request_id)
+            order = await asyncio.to_thread(  # tokenising a long text must not hold up the streams
+                prefix_order_from_proto, request, caller=caller, model=self._model, ttl=self._prefix_ttl
+            )
+            created = await create_prefix(
+                order, record.request_id, engine_loop=self._engine_loop, deadline=deadline_of(context)
+            )
+            record.usage = created.usage
+            return created_prefix_to_proto(created, caller)
+
+    async def GetPrefix(
+        self,
+        request: cache_pb2.GetPrefixRequest,
+        context: grpc.aio.ServicerContext[Any, cache_pb2.GetPrefixResponse],
+    ) -> cache_pb2.GetPrefixResponse:
+        async with authorised(context, self._access) as caller:
+            return await get_prefix(request, caller=caller, engine_loop=self._engine_loop)
+
+    async def ListPrefixes(
+        self,
+        request: cache_pb2.ListPrefixesRequest,
+        context: grpc.aio.ServicerContext[Any, cache_pb2.ListPrefixesResponse],
+    ) -> cache_pb2.ListPrefixesResponse:
+        async with authorised(context, self._access) as caller:
+            return await list_prefixes(request, caller=caller, engine_loop=self._engine_loop)
+
+    async def UpdatePrefix(
+        self,
+        request: cache_pb2.UpdatePrefixRequest,
+        context: grpc.aio.ServicerContext[Any, cache_pb2.UpdatePrefixResponse],
+    ) -> cache_pb2.UpdatePrefixResponse:
+        async with authorised(context, self._access) as caller:
+            return await update_prefix(
+                request, caller=caller, engine_loop=self._engine_loop, ttl=self._prefix_ttl
+            )
+
+    async def DeletePrefix(
+        self,
+        request: cache_pb2.DeletePrefixRequest,
+        context: grpc.aio.ServicerContext[Any, cache_pb2.DeletePrefixResponse],
+    ) -> cache_pb2.DeletePrefixResponse:
+        async with authorised(context, self._access) as caller:
+            return await delete_prefix(request, caller=caller, engine_loop=self._engine_loop)
+
+    async def GetUsage(
+        self,
+        request: cache_pb2.GetUsageRequest,
+        context: grpc.aio.ServicerContext[Any, cache_pb2.GetUsageResponse],
+    ) -> cache_pb2.GetUsageResponse:
+        async with authorised(context, self._access) as caller:
+            return await get_usage(request, caller=caller, engine_loop=self._engine_loop)
 
     async def GetStats(
         self,

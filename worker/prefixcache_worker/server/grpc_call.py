@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -24,6 +25,12 @@ async def authorised(context: grpc.aio.ServicerContext[Any, Any], access: Access
 def metadata_of(context: grpc.aio.ServicerContext[Any, Any]) -> Metadata:
     """What came with the call."""
     return context.invocation_metadata() or ()
+
+
+def deadline_of(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
+    """When the client gives up, by the monotonic clock; None if it waits for ever."""
+    seconds_left = context.time_remaining()
+    return None if seconds_left is None else time.monotonic() + seconds_left
 
 
 async def send_request_id(context: grpc.aio.ServicerContext[Any, Any], request_id: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
@@ -22,8 +21,9 @@ from prefixcache_worker.engine.request import (
 )
 from prefixcache_worker.server.access import Access
 from prefixcache_worker.server.admission import Admission
-from prefixcache_worker.server.grpc_call import authorised, metadata_of, send_request_id
+from prefixcache_worker.server.grpc_call import authorised, deadline_of, metadata_of, send_request_id
 from prefixcache_worker.server.off_loop import off_loop
+from prefixcache_worker.server.prefix_calls import find_prefix
 from prefixcache_worker.server.served_model import ServedModel
 from prefixcache_worker.server.validation.generate import request_from_proto, request_id_to_abort
 from prefixcache_worker.server.validation.prompts import token_ids_from_detokenize, token_ids_from_tokenize
@@ -64,10 +64,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             ) as record,
         ):
             request.request_id = record.request_id
+            prefix = await find_prefix(request, caller=caller, engine_loop=self._engine_loop)
             executor = self._model.constraints.executor if request.HasField("constraint") else None
-            validated = partial(request_from_proto, request, caller=caller, model=self._model)
-            seconds_left = context.time_remaining()
-            deadline = None if seconds_left is None else time.monotonic() + seconds_left
+            validated = partial(request_from_proto, request, caller=caller, model=self._model, prefix=prefix)
+            deadline = deadline_of(context)
             engine_request = await off_loop(validated, num_bytes=request.ByteSize(), executor=executor)
             async with self._engine_loop.submit(engine_request, deadline=deadline) as events:
                 await send_request_id(context, record.request_id)

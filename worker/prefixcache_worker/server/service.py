@@ -118,10 +118,12 @@ class Service:
             self._server,
         )
         cache_pb2_grpc.add_CacheServiceServicer_to_server(
-            CacheServicer(  # type: ignore[abstract]
+            CacheServicer(
                 engine_loop=worker.engine_loop,
                 model=worker.model,
                 access=self._access,
+                admission=admission,
+                prefix_ttl=worker.prefix_ttl,
                 snapshots=worker.snapshots,
                 event_feed=worker.event_feed,
             ),

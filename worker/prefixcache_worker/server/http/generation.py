@@ -35,6 +35,7 @@ from prefixcache_worker.server.http.objects import (
 from prefixcache_worker.server.http.to_proto import Translated, chat_to_proto, completion_to_proto
 from prefixcache_worker.server.inference_servicer import merge_deltas
 from prefixcache_worker.server.off_loop import off_loop
+from prefixcache_worker.server.prefix_calls import find_prefix
 from prefixcache_worker.server.request_record import RequestRecord
 from prefixcache_worker.server.served_model import ServedModel
 from prefixcache_worker.server.validation.generate import request_from_proto
@@ -210,8 +211,9 @@ class Generation:
         return await off_loop(parsed, num_bytes=len(raw))
 
     async def _validated(self, message: inference_pb2.GenerateRequest, caller: Caller) -> Request:
+        prefix = await find_prefix(message, caller=caller, engine_loop=self._engine_loop)
         executor = self._model.constraints.executor if message.HasField("constraint") else None
-        validated = partial(request_from_proto, message, caller=caller, model=self._model)
+        validated = partial(request_from_proto, message, caller=caller, model=self._model, prefix=prefix)
         return await off_loop(validated, num_bytes=message.ByteSize(), executor=executor)
 
     def _envelope(self, kind: str, exchange: Exchange, body: ChatBody | CompletionBody) -> Envelope:

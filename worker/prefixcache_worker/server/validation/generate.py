@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from math import inf
 
+from prefixcache import unpack_tokens
 from prefixcache.v1 import cache_pb2, inference_pb2
 from prefixcache_worker.constraint.constraint import Constraint
+from prefixcache_worker.engine.prefix_book import PrefixOrder
 from prefixcache_worker.engine.request import Request, SamplingParams, StopConditions
 from prefixcache_worker.errors import InvalidRequestError
 from prefixcache_worker.server.caller import Caller
@@ -24,7 +27,11 @@ from prefixcache_worker.server.validation.bounds import (
     known_ids,
     require,
 )
-from prefixcache_worker.server.validation.prompts import num_public_tokens, prompt_token_ids
+from prefixcache_worker.server.validation.prompts import (
+    continued_token_ids,
+    num_public_tokens,
+    prompt_token_ids,
+)
 
 MAX_TEMPERATURE = 100.0
 MIN_REPETITION_PENALTY = 0.1
@@ -45,9 +52,13 @@ _DEFAULT_STOP_CONDITIONS = StopConditions()
 
 
 def request_from_proto(
-    message: inference_pb2.GenerateRequest, *, caller: Caller, model: ServedModel
+    message: inference_pb2.GenerateRequest,
+    *,
+    caller: Caller,
+    model: ServedModel,
+    prefix: PrefixOrder | None = None,
 ) -> Request:
-    """The request a message asks for.
+    """The request a message asks for. `prefix` is what its `prefix_id` names.
 
     Text becomes token ids. An absent field takes its default, an empty request id a new one. top_k of
     -1, 0 and beyond the vocabulary all mean "keep all". max_tokens may reach beyond the context: the
@@ -63,20 +74,31 @@ def request_from_proto(
     _check_cache_priority(message.cache, caller.limits)
     check_cache_options(message)
     constraint = _constraint(message, model)
-    token_ids = prompt_token_ids(message, model)
+    assert (prefix is not None) == bool(message.prefix_id), "whoever takes a prefix_id finds its prefix"
+    namespace = caller.namespace(model.build, salt=message.cache.salt)
+    if prefix is None:
+        token_ids = prompt_token_ids(message, model)
+        num_public = num_public_tokens(message, token_ids, model)
+    else:
+        token_ids = continued_token_ids(message, unpack_tokens(prefix.tokens), model)
+        namespace = caller.namespace(model.build, salt=_salt_behind(message, prefix))
+        # Who may not publish reads what is public all the same.
+        num_public = prefix.num_public_tokens if namespace.is_publisher else 0
     return Request(
         request_id=request_id or uuid.uuid4().hex,
-        namespace=caller.namespace(model.build, salt=message.cache.salt),
+        namespace=namespace,
         prompt_token_ids=tuple(token_ids),
         sampling=sampling,
         stop_conditions=stop_conditions,
         num_choices=num_choices,
-        num_public_tokens=num_public_tokens(message, token_ids, model),
+        num_public_tokens=num_public,
         use_cache=message.cache.mode != _CacheMode.MODE_OFF,
         num_logprobs=_num_logprobs(message, "logprobs"),
         num_prompt_logprobs=_num_logprobs(message, "prompt_logprobs"),
         priority=priority,
         constraint=constraint,
+        cache_priority=message.cache.priority,
+        cache_priority_seconds=given(message.cache, "priority_seconds", inf),
     )
 
 
@@ -209,6 +231,13 @@ def check_cache_options(message: inference_pb2.GenerateRequest | cache_pb2.Expla
     options = message.cache
     require(options.mode in _CacheMode.values(), "cache.mode", f"{options.mode} is not a known mode")
     checked_salt(options.salt, "cache.salt")
+    require(
+        options.priority <= MAX_PRIORITY,
+        "cache.priority",
+        f"{options.priority} is not in 0 to {MAX_PRIORITY}",
+    )
+    seconds = given(options, "priority_seconds", inf)
+    require(seconds > 0, "cache.priority_seconds", f"{seconds:g} is not above 0")
     if options.WhichOneof("public_prefix") == "public_messages":
         require(
             message.WhichOneof("prompt") == "chat",
@@ -221,3 +250,19 @@ def check_cache_options(message: inference_pb2.GenerateRequest | cache_pb2.Expla
             "cache.public_messages",
             f"{options.public_messages} of {num_messages} messages cannot be public",
         )
+
+
+def _salt_behind(message: inference_pb2.GenerateRequest, prefix: PrefixOrder) -> str:
+    """The salt of a prompt behind a prefix: the prefix's own. So is what is public of it."""
+    salt = prefix.namespace.salt
+    require(
+        message.cache.salt in ("", salt),
+        "cache.salt",
+        "is not that of the prefix; leave it out with prefix_id",
+    )
+    require(
+        message.cache.WhichOneof("public_prefix") is None,
+        f"cache.{message.cache.WhichOneof('public_prefix')}",
+        "cannot be set with prefix_id; what is public of a prefix was said when it was made",
+    )
+    return salt

@@ -20,7 +20,7 @@ def token_ids_from_tokenize(message: inference_pb2.TokenizeRequest, *, model: Se
         case "text":
             return _encode_text(message.text, model)
         case "chat":
-            return _encode_chat(message.chat, model)
+            return _encode_chat(message.chat, model, add_generation_prompt=True)
     raise InvalidRequestError("prompt", "is missing; set text or chat")
 
 
@@ -59,7 +59,8 @@ def num_public_tokens(
 
 
 def prompt_token_ids(
-    message: inference_pb2.GenerateRequest | cache_pb2.ExplainRequest, model: ServedModel
+    message: inference_pb2.GenerateRequest | cache_pb2.ExplainRequest | cache_pb2.CreatePrefixRequest,
+    model: ServedModel,
 ) -> list[int]:
     """The ids of a prompt, at least one and one less than the context takes."""
     field_name = message.WhichOneof("prompt")
@@ -70,11 +71,52 @@ def prompt_token_ids(
             _check_prompt_length(len(message.token_ids.ids), field_name, model)
             token_ids = known_ids(message.token_ids.ids, "token_ids.ids", model.vocabulary_size)
         case "chat":
-            token_ids = _encode_chat(message.chat, model)
+            token_ids = _encode_chat(message.chat, model, add_generation_prompt=True)
         case _:
             raise InvalidRequestError("prompt", "is missing; set text, token_ids or chat")
     _check_prompt_length(len(token_ids), field_name, model)
     return token_ids
+
+
+def prefix_token_ids(message: cache_pb2.CreatePrefixRequest, model: ServedModel) -> list[int]:
+    """The ids of a prefix: at least one block, less than the context takes. Chat opens no answer."""
+    field_name = message.WhichOneof("prompt")
+    match field_name:
+        case "chat":
+            token_ids = _encode_chat(message.chat, model, add_generation_prompt=False)
+            _check_prompt_length(len(token_ids), field_name, model)
+        case _:
+            token_ids = prompt_token_ids(message, model)
+    require(
+        len(token_ids) >= model.block_size,
+        field_name or "prompt",
+        f"has {len(token_ids)} tokens; a prefix needs at least {model.block_size}, a block",
+    )
+    return token_ids
+
+
+def continued_token_ids(
+    message: inference_pb2.GenerateRequest, prefix: Sequence[int], model: ServedModel
+) -> list[int]:
+    """The ids of a prefix and of the prompt behind it, which may add nothing."""
+    field_name = message.WhichOneof("prompt")
+    match field_name:
+        case "text":
+            _check_text_length(len(message.text), "text", model)
+            token_ids = model.tokenizer.encode(message.text, add_special=False)
+        case "token_ids":
+            _check_prompt_length(len(prefix) + len(message.token_ids.ids), field_name, model)
+            token_ids = known_ids(message.token_ids.ids, "token_ids.ids", model.vocabulary_size)
+        case "chat":
+            raise InvalidRequestError(
+                "chat",
+                "cannot go on behind a prefix; send text, or the whole chat without prefix_id: what is kept "
+                "of it is found",
+            )
+        case _:
+            raise InvalidRequestError("prompt", "is missing; set text or token_ids")
+    _check_prompt_length(len(prefix) + len(token_ids), field_name, model)
+    return [*prefix, *token_ids]
 
 
 def _check_prompt_length(num_tokens: int, field_name: str, model: ServedModel) -> None:
@@ -92,7 +134,9 @@ def _encode_text(text: str, model: ServedModel) -> list[int]:
     return model.tokenizer.encode(text, add_special=True)
 
 
-def _encode_chat(message: inference_pb2.ChatMessages, model: ServedModel) -> list[int]:
+def _encode_chat(
+    message: inference_pb2.ChatMessages, model: ServedModel, *, add_generation_prompt: bool
+) -> list[int]:
     turns = message.messages
     require(
         1 <= len(turns) <= model.context_length,  # no turn renders to less than a token
@@ -101,7 +145,7 @@ def _encode_chat(message: inference_pb2.ChatMessages, model: ServedModel) -> lis
     )
     num_characters = len(message.tools_json) + sum(map(_num_characters, turns))
     _check_text_length(num_characters, "chat", model)
-    return _encode_turns(message, model, add_generation_prompt=True)
+    return _encode_turns(message, model, add_generation_prompt=add_generation_prompt)
 
 
 def _encode_turns(
