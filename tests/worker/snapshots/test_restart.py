@@ -18,7 +18,7 @@ from support.served_worker import DEADLINE_SECONDS, ServedWorker, greedy_request
 from support.tiny_loaded_model import loaded
 from support.tiny_model import tiny_decoder
 
-from prefixcache.v1 import cache_pb2
+from prefixcache.v1 import cache_pb2, inference_pb2
 from prefixcache_worker.config import WorkerConfig
 from prefixcache_worker.errors import ConfigError
 from prefixcache_worker.model.loader import LoadedModel
@@ -180,6 +180,46 @@ def built(seed: int) -> LoadedModel:
     """A model of weights of its own."""
     model = loaded(tiny_decoder(seed))
     return type(model)(**{field: getattr(model, field) for field in model.__slots__} | {"build": f"b{seed}"})
+
+
+async def test_kept_prefixes_come_back_under_their_ids(model: LoadedModel, folder: str):
+    async with served(model, snapshot=folder) as worker:
+        for label, ttl_seconds in (("policy", 1000.0), ("manual", 2000.0)):
+            prompt = PROMPT if label == "policy" else OTHER_PROMPT
+            await create_prefix(worker, prompt, label=label, ttl_seconds=ttl_seconds)
+        before = await prefixes_of(worker)
+    async with served(model, snapshot=folder) as worker:
+        after = await prefixes_of(worker)
+        for prefix in (*before, *after):
+            prefix.seconds_left = round(prefix.seconds_left, -2)
+        assert [prefix.label for prefix in before] == ["policy", "manual"]
+        assert after == before
+        answer = await worker.answer(greedy_request([9], 4, prefix_id=after[0].prefix_id))
+        assert answer.completion.usage.cached_tokens == 64
+        assert answer.token_ids == reference([*PROMPT, 9], 4)
+        await worker.worker.engine_loop.call(lambda engine: engine.check())
+
+
+async def test_a_prefix_that_was_only_renamed_is_saved_too(model: LoadedModel, folder: str):
+    async with served(model, snapshot=folder) as worker:
+        await create_prefix(worker, PROMPT, label="old", ttl_seconds=1000.0)
+        await save(worker)
+        (prefix,) = await prefixes_of(worker)
+        request = cache_pb2.UpdatePrefixRequest(prefix_id=prefix.prefix_id, label="new")
+        await worker.cache.UpdatePrefix(request, timeout=DEADLINE_SECONDS)
+    async with served(model, snapshot=folder) as worker:
+        assert [prefix.label for prefix in await prefixes_of(worker)] == ["new"]
+
+
+async def create_prefix(worker: ServedWorker, prompt: list[int], **fields: Any) -> None:
+    tokens = inference_pb2.TokenIds(ids=prompt)
+    request = cache_pb2.CreatePrefixRequest(token_ids=tokens, **fields)
+    await worker.cache.CreatePrefix(request, timeout=DEADLINE_SECONDS)
+
+
+async def prefixes_of(worker: ServedWorker) -> list[cache_pb2.Prefix]:
+    response = await worker.cache.ListPrefixes(cache_pb2.ListPrefixesRequest(), timeout=DEADLINE_SECONDS)
+    return list(response.prefixes)
 
 
 async def test_another_layout_of_the_pool_takes_the_same_snapshot(model: LoadedModel, folder: str):
