@@ -313,3 +313,25 @@ def test_two_workers_do_not_share_a_folder(model: LoadedModel, folder: str):
 def test_a_scheme_that_keeps_nothing_has_nothing_to_save(model: LoadedModel, folder: str, scheme: str):
     with pytest.raises(ConfigError, match="--snapshot: this --scheme keeps nothing"):
         assemble_worker(model, WorkerConfig(kv_blocks=4, snapshot=folder, scheme=scheme))
+
+
+async def test_what_is_saved_while_blocks_come_and_go_is_right(model: LoadedModel, folder: str):
+    """A pool of a few prompts with a tier behind it, and one save after the other beside the requests."""
+    settings = {"snapshot": folder, "kv_blocks": 14, "kv_headroom": 0, "tier_memory": 400_000}
+    prompts = [stream(letter, 48) for letter in "abcde"]
+    async with served(model, **settings) as worker:
+        saves = [asyncio.create_task(save(worker))]
+        for prompt in [*prompts, *prompts]:
+            await cached_tokens(worker, prompt)
+            if saves[-1].done():
+                saves.append(asyncio.create_task(save(worker)))
+        await asyncio.gather(*saves)
+        assert len(saves) > 1
+        stats = await worker.stats()
+        assert stats.blocks.evicted > 0
+        assert stats.tiers[0].stored > 0
+    async with served(model, **settings) as worker:
+        assert (await worker.stats()).blocks.idle == stats.blocks.idle
+        for prompt in prompts:
+            await cached_tokens(worker, prompt)
+        await worker.worker.engine_loop.call(lambda engine: engine.check())
