@@ -18,7 +18,7 @@ from support.served_worker import DEADLINE_SECONDS, ServedWorker, greedy_request
 from support.tiny_loaded_model import loaded
 from support.tiny_model import tiny_decoder
 
-from prefixcache.v1 import cache_pb2
+from prefixcache.v1 import cache_pb2, inference_pb2
 from prefixcache_worker.config import WorkerConfig
 from prefixcache_worker.errors import ConfigError
 from prefixcache_worker.model.loader import LoadedModel
@@ -182,6 +182,46 @@ def built(seed: int) -> LoadedModel:
     return type(model)(**{field: getattr(model, field) for field in model.__slots__} | {"build": f"b{seed}"})
 
 
+async def test_kept_prefixes_come_back_under_their_ids(model: LoadedModel, folder: str):
+    async with served(model, snapshot=folder) as worker:
+        for label, ttl_seconds in (("policy", 1000.0), ("manual", 2000.0)):
+            prompt = PROMPT if label == "policy" else OTHER_PROMPT
+            await create_prefix(worker, prompt, label=label, ttl_seconds=ttl_seconds)
+        before = await prefixes_of(worker)
+    async with served(model, snapshot=folder) as worker:
+        after = await prefixes_of(worker)
+        for prefix in (*before, *after):
+            prefix.seconds_left = round(prefix.seconds_left, -2)
+        assert [prefix.label for prefix in before] == ["policy", "manual"]
+        assert after == before
+        answer = await worker.answer(greedy_request([9], 4, prefix_id=after[0].prefix_id))
+        assert answer.completion.usage.cached_tokens == 64
+        assert answer.token_ids == reference([*PROMPT, 9], 4)
+        await worker.worker.engine_loop.call(lambda engine: engine.check())
+
+
+async def test_a_prefix_that_was_only_renamed_is_saved_too(model: LoadedModel, folder: str):
+    async with served(model, snapshot=folder) as worker:
+        await create_prefix(worker, PROMPT, label="old", ttl_seconds=1000.0)
+        await save(worker)
+        (prefix,) = await prefixes_of(worker)
+        request = cache_pb2.UpdatePrefixRequest(prefix_id=prefix.prefix_id, label="new")
+        await worker.cache.UpdatePrefix(request, timeout=DEADLINE_SECONDS)
+    async with served(model, snapshot=folder) as worker:
+        assert [prefix.label for prefix in await prefixes_of(worker)] == ["new"]
+
+
+async def create_prefix(worker: ServedWorker, prompt: list[int], **fields: Any) -> None:
+    tokens = inference_pb2.TokenIds(ids=prompt)
+    request = cache_pb2.CreatePrefixRequest(token_ids=tokens, **fields)
+    await worker.cache.CreatePrefix(request, timeout=DEADLINE_SECONDS)
+
+
+async def prefixes_of(worker: ServedWorker) -> list[cache_pb2.Prefix]:
+    response = await worker.cache.ListPrefixes(cache_pb2.ListPrefixesRequest(), timeout=DEADLINE_SECONDS)
+    return list(response.prefixes)
+
+
 async def test_another_layout_of_the_pool_takes_the_same_snapshot(model: LoadedModel, folder: str):
     async with served(model, snapshot=folder) as worker:
         await cached_tokens(worker, PROMPT)
@@ -273,3 +313,25 @@ def test_two_workers_do_not_share_a_folder(model: LoadedModel, folder: str):
 def test_a_scheme_that_keeps_nothing_has_nothing_to_save(model: LoadedModel, folder: str, scheme: str):
     with pytest.raises(ConfigError, match="--snapshot: this --scheme keeps nothing"):
         assemble_worker(model, WorkerConfig(kv_blocks=4, snapshot=folder, scheme=scheme))
+
+
+async def test_what_is_saved_while_blocks_come_and_go_is_right(model: LoadedModel, folder: str):
+    """A pool of a few prompts with a tier behind it, and one save after the other beside the requests."""
+    settings = {"snapshot": folder, "kv_blocks": 14, "kv_headroom": 0, "tier_memory": 400_000}
+    prompts = [stream(letter, 48) for letter in "abcde"]
+    async with served(model, **settings) as worker:
+        saves = [asyncio.create_task(save(worker))]
+        for prompt in [*prompts, *prompts]:
+            await cached_tokens(worker, prompt)
+            if saves[-1].done():
+                saves.append(asyncio.create_task(save(worker)))
+        await asyncio.gather(*saves)
+        assert len(saves) > 1
+        stats = await worker.stats()
+        assert stats.blocks.evicted > 0
+        assert stats.tiers[0].stored > 0
+    async with served(model, **settings) as worker:
+        assert (await worker.stats()).blocks.idle == stats.blocks.idle
+        for prompt in prompts:
+            await cached_tokens(worker, prompt)
+        await worker.worker.engine_loop.call(lambda engine: engine.check())

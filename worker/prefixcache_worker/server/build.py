@@ -235,7 +235,7 @@ def _restored(
     if not engine.cache.shares_prefixes:
         raise ConfigError("--snapshot: this --scheme keeps nothing that could be saved; drop one of the two")
     rows_of = f"{served.build} on {served.device} by {attention.__qualname__}, {engine.config.approximation}"
-    snapshots = CacheSnapshots(engine, SnapshotFolder(folder), rows_of=rows_of)
+    snapshots = CacheSnapshots(engine, SnapshotFolder(folder), model_build=served.build, rows_of=rows_of)
     snapshots.restore_at_start()
     return snapshots
 

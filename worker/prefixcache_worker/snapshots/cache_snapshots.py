@@ -14,12 +14,22 @@ from prefixcache import (
 from prefixcache.running_save import RunningSave
 from prefixcache.snapshot import SavedSnapshot
 from prefixcache_worker.engine.engine import Engine
+from prefixcache_worker.engine.prefix_book import PrefixRecord
 from prefixcache_worker.errors import CacheNotEmptyError, SnapshotFailedError
 from prefixcache_worker.snapshots.block_records import BlockRecords
 from prefixcache_worker.snapshots.pace import Pace
+from prefixcache_worker.snapshots.prefix_records import decode_prefixes, encode_prefixes
 from prefixcache_worker.snapshots.snapshot_folder import SnapshotFolder
 
 logger = logging.getLogger(__name__)
+
+
+class SavedState(NamedTuple):
+    """Equal as long as a save would write the same, but for how many seconds prefixes have left."""
+
+    num_changes: int
+    prefixes: tuple[tuple[str, str, float | None], ...]
+    """Id, label and time to live of each."""
 
 
 class BegunSave(NamedTuple):
@@ -27,8 +37,7 @@ class BegunSave(NamedTuple):
 
     running: RunningSave
     records: BlockRecords
-    num_changes: int
-    """What `PrefixCache.num_changes` was."""
+    state: SavedState
 
 
 class CacheSnapshots:
@@ -38,20 +47,24 @@ class CacheSnapshots:
     computing.
     """
 
-    def __init__(self, engine: Engine, folder: SnapshotFolder, *, rows_of: str) -> None:
+    def __init__(self, engine: Engine, folder: SnapshotFolder, *, model_build: str, rows_of: str) -> None:
         """`rows_of` names everything but the format that the numbers of a row come from."""
         assert isinstance(engine.cache, PrefixCache)
         self.folder = folder
         self._engine = engine
         self._cache = engine.cache
         self._store = engine.kv_store
+        self._model_build = model_build
         self._rows_of = rows_of
-        self._num_changes_on_disk = self._cache.num_changes
+        self._state_on_disk = self._state()
 
     @property
     def is_changed(self) -> bool:
-        """Whether a save would write anything else than the last one, or what was restored."""
-        return self._cache.num_changes != self._num_changes_on_disk
+        """Whether a save would write anything else than the last one, or what was restored.
+
+        Requires: the engine's thread. O(prefixes).
+        """
+        return self._state() != self._state_on_disk
 
     @property
     def is_engine_busy(self) -> bool:
@@ -59,11 +72,14 @@ class CacheSnapshots:
         return self._engine.has_work
 
     def begin(self) -> BegunSave:
-        """Requires: the engine's thread. O(nodes + blocks)."""
+        """Requires: the engine's thread. O(nodes + blocks, and tokens of prefixes)."""
         running = self._cache.begin_save(
-            model=self._rows_of, layout=self._store.fingerprint, dtype=self._store.format.name
+            model=self._rows_of,
+            layout=self._store.fingerprint,
+            dtype=self._store.format.name,
+            attachment=encode_prefixes(self._engine.prefixes.records()),
         )
-        return BegunSave(running, BlockRecords(self._store), self._cache.num_changes)
+        return BegunSave(running, BlockRecords(self._store), self._state())
 
     def write(self, save: BegunSave, pace: Pace) -> SavedSnapshot:
         """Write what was begun, on any thread. Raises SnapshotFailedError, or SaveAbandonedError."""
@@ -76,7 +92,7 @@ class CacheSnapshots:
             saved = save.running.write(self.folder.path, write_row)
         except OSError as error:
             raise SnapshotFailedError(f"cannot save the snapshot: {error.strerror}") from error
-        self._num_changes_on_disk = save.num_changes
+        self._state_on_disk = save.state
         return saved
 
     def restore(self) -> int:
@@ -91,6 +107,7 @@ class CacheSnapshots:
                 f"the cache has {num_nodes} nodes, and a snapshot goes into an empty one; call Reset before"
             )
         records = BlockRecords(self._store)
+        prefixes: list[PrefixRecord] = []
         try:
             num_blocks = self._cache.restore(
                 self.folder.path,
@@ -98,6 +115,7 @@ class CacheSnapshots:
                 layout=self._store.fingerprint,
                 dtype=self._store.format.name,
                 read_row=records.write,
+                read_attachment=lambda attachment: prefixes.extend(decode_prefixes(attachment)),
             )
         except FileNotFoundError as error:
             raise SnapshotFailedError("nothing has been saved yet") from error
@@ -105,8 +123,18 @@ class CacheSnapshots:
             raise SnapshotFailedError(f"cannot read the snapshot: {error.strerror}") from error
         except (SnapshotDamagedError, SnapshotMismatchError) as error:
             raise SnapshotFailedError(str(error)) from error
-        self._num_changes_on_disk = self._cache.num_changes
+        num_kept = self._engine.prefixes.restore(prefixes, model=self._model_build)
+        if num_kept < len(prefixes):
+            logger.warning("%d of %d prefixes could not be kept on", len(prefixes) - num_kept, len(prefixes))
+        self._state_on_disk = self._state()
         return num_blocks
+
+    def _state(self) -> SavedState:
+        prefixes = self._engine.prefixes.records()
+        return SavedState(
+            self._cache.num_changes,
+            tuple((prefix.prefix_id, prefix.label, prefix.ttl_seconds) for prefix in prefixes),
+        )
 
     def restore_at_start(self) -> None:
         """Restore if it can be done, and say in the log what came of it."""

@@ -102,10 +102,9 @@ class SnapshotKeeper:
     async def _save_from_time_to_time(self) -> None:
         while True:
             await asyncio.sleep(self._interval_seconds)
-            if not self._snapshots.is_changed:
-                continue
             try:
-                await self.save()
+                if await self._engine_loop.call(lambda _: self._snapshots.is_changed):
+                    await self.save()
             except SnapshotFailedError:
                 pass  # it is in the log
             except EngineStoppedError:
