@@ -166,13 +166,13 @@ async def test_b99_clients_that_leave_at_any_moment_leave_nothing():
         assert (await worker.chat(max_tokens=3)).json()["usage"]["completion_tokens"] == 3
 
 
-FAT = {"model": "tiny", "prompt": "x", "max_tokens": 4000, "stream": True, "logprobs": 20}
+FAT = {"model": "tiny", "prompt": "x", "n": 32, "max_tokens": 125, "stream": True, "logprobs": 20}
 """Its events have some megabytes: more than the buffers on the way hold."""
 
 
 async def test_what_a_client_does_not_read_stays_with_the_engine_which_pauses():
     async with (
-        http_served(loaded(scripted()), kv_blocks=1024) as worker,
+        http_served(loaded(scripted()), kv_blocks=512) as worker,
         raw_post(worker, "/v1/completions", FAT) as (reader, _),
     ):
         async with asyncio.timeout(DEADLINE_SECONDS):
@@ -192,7 +192,7 @@ async def test_what_a_client_does_not_read_stays_with_the_engine_which_pauses():
 async def test_a_client_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(exchange, "WRITE_SECONDS", 0.2)
     async with (
-        http_served(loaded(scripted()), kv_blocks=1024) as worker,
+        http_served(loaded(scripted()), kv_blocks=512) as worker,
         raw_post(worker, "/v1/completions", FAT) as (reader, _),
     ):
         await reader.readuntil(b"data: ")
