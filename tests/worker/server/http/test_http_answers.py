@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.http_worker import events_of, http_served
+from support.http_worker import events_of, http_served, refusal
 from support.tiny_loaded_model import BOS_ID, EOS_ID, byte_tokenizer, loaded
 from support.tiny_model import tiny_decoder
 
@@ -231,6 +232,44 @@ async def test_tool_calls_whole_and_streamed():
         assert "".join(delta["function"]["arguments"] for delta in rest) == '{"city": "Oslo"}'
         assert len(rest) > 3
     assert (untold["finish_reason"], untold["message"]["content"]) == ("stop", f"I look.\n{CALL}\n{CALL}")
+
+
+async def test_a_model_that_knows_nothing_calls_and_answers_as_it_must():
+    """Random weights, held to the form by the constraint that the body asks for."""
+    colour = {
+        "type": "object",
+        "properties": {"colour": {"enum": ["red", "blue"]}},
+        "required": ["colour"],
+        "additionalProperties": False,
+    }
+    paint = {"type": "function", "function": {"name": "paint", "parameters": colour}}
+    form = {"type": "json_schema", "json_schema": {"name": "colour", "schema": colour}}
+    async with http_served(loaded(tiny_decoder(vocabulary_size=260))) as worker:
+        called, answered, streamed = [
+            (await worker.chat(temperature=0, max_tokens=200, **fields))
+            for fields in (
+                {"tools": [paint], "tool_choice": "required", "parallel_tool_calls": False},
+                {"response_format": form},
+                {"response_format": form, "stream": True},
+            )
+        ]
+        refused = await worker.chat(response_format={**form, "json_schema": {"name": "x", "schema": BAD}})
+        bad_tool = {"type": "function", "function": {"name": "paint", "parameters": BAD}}
+        refused_tool = await worker.chat(tools=[bad_tool])
+    choice = called.json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "paint"
+    assert json.loads(call["function"]["arguments"])["colour"] in ("red", "blue")
+    content = answered.json()["choices"][0]["message"]["content"]
+    assert json.loads(content)["colour"] in ("red", "blue")
+    deltas = [choice["delta"] for event in events_of(streamed.text) for choice in event["choices"]]
+    assert "".join(delta.get("content", "") for delta in deltas) == content
+    assert refusal(refused, 400)["param"] == "response_format.json_schema.schema"
+    assert refusal(refused_tool, 400)["param"] == "tools"
+
+
+BAD = {"type": "object", "properties": {"a": {"type": "no type"}}}
 
 
 async def test_a_call_that_is_cut_short_says_so():

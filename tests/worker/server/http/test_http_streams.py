@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,11 +14,12 @@ import pytest
 import torch
 from support.delegating_model import DelegatingModel
 from support.http_worker import HttpWorker, http_served
-from support.served_worker import GatedModel
+from support.served_worker import DEADLINE_SECONDS, GatedModel
 from support.tiny_loaded_model import EOS_ID, loaded
 
 from prefixcache_worker.model.model import ForwardBatch, StepAttention
 from prefixcache_worker.model.scripted_model import ScriptedModel
+from prefixcache_worker.server.http import exchange
 
 
 def scripted(num_tokens: int = 4000) -> ScriptedModel:
@@ -98,7 +100,12 @@ async def raw_post(
     worker: HttpWorker, path: str, body: dict[str, Any]
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A connection with one request on it, read by hand."""
-    reader, writer = await asyncio.open_connection(*worker.address.split(":"), limit=1 << 16)
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    client.setblocking(False)
+    host, port = worker.address.split(":")
+    await asyncio.get_running_loop().sock_connect(client, (host, int(port)))
+    reader, writer = await asyncio.open_connection(sock=client, limit=1 << 16)
     content = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     writer.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
@@ -157,3 +164,42 @@ async def test_b99_clients_that_leave_at_any_moment_leave_nothing():
         assert stats.requests.failed == 0
         await worker.worker.engine_loop.call(lambda engine: engine.cache.check())
         assert (await worker.chat(max_tokens=3)).json()["usage"]["completion_tokens"] == 3
+
+
+FAT = {"model": "tiny", "prompt": "x", "n": 32, "max_tokens": 125, "stream": True, "logprobs": 20}
+"""Its events have some megabytes: more than the buffers on the way hold."""
+
+
+async def test_what_a_client_does_not_read_stays_with_the_engine_which_pauses():
+    async with (
+        http_served(loaded(scripted()), kv_blocks=512) as worker,
+        raw_post(worker, "/v1/completions", FAT) as (reader, _),
+    ):
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not _is_paused(worker):
+                await worker.client.get("/healthz")
+        stats = await worker.worker.engine_loop.call(lambda engine: engine.stats(reset_peaks=False))
+        assert 1024 <= stats.tokens.generated < 3900
+        text = b""
+        while b"[DONE]" not in text[-100:]:
+            text += await reader.read(1 << 16)
+        assert not worker.worker.engine_loop._streams
+    events = [line for line in text.split(b"\n") if line.startswith(b"data: {")]
+    choices = [choice for event in events for choice in json.loads(event[6:])["choices"]]
+    assert sum(len(choice["logprobs"]["tokens"]) for choice in choices if choice["logprobs"]) == 4000
+
+
+async def test_a_client_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(exchange, "WRITE_SECONDS", 0.2)
+    async with (
+        http_served(loaded(scripted()), kv_blocks=512) as worker,
+        raw_post(worker, "/v1/completions", FAT) as (reader, _),
+    ):
+        await reader.readuntil(b"data: ")
+        stats = await worker.stats_without_clients()
+        assert (stats.requests.cancelled, stats.requests.running, stats.blocks.live) == (1, 0, 0)
+        assert (await worker.chat(max_tokens=2)).status_code == 200
+
+
+def _is_paused(worker: HttpWorker) -> bool:
+    return any(stream._stall is not None for stream in worker.worker.engine_loop._streams.values())

@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from prefixcache_worker.errors import SlowReaderError
 from prefixcache_worker.server.access import Metadata
 from prefixcache_worker.server.call_metadata import REQUEST_ID_KEY, call_metadata
 from prefixcache_worker.server.http.errors import HttpError, response_from_error
@@ -20,6 +21,8 @@ from prefixcache_worker.server.http.errors import HttpError, response_from_error
 MAX_BODY_BYTES = 16 * 1024 * 1024
 BODY_SECONDS = 30.0
 """How long a body may take to arrive."""
+WRITE_SECONDS = 60.0
+"""How long an event may wait for its reader. Longer than the engine waits, so that the stream says why."""
 
 T = TypeVar("T")
 
@@ -33,6 +36,7 @@ class Exchange:
         self._send = send
         self._is_stream = False
         self._has_replied = False
+        self._is_stuck = False
         self.request_id = uuid.uuid4().hex
         """The client's `x-request-id`, or a new one; goes back with every answer."""
 
@@ -104,9 +108,17 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": int(HTTPStatus.OK), "headers": raw})
 
     async def send_event(self, data: str) -> None:
-        """Send one event, as soon as the connection takes more: a slow reader makes this wait."""
+        """Send one event, as soon as the connection takes more: a slow reader makes this wait.
+
+        Raises SlowReaderError after WRITE_SECONDS.
+        """
         event = f"data: {data}\n\n".encode()
-        await self._send({"type": "http.response.body", "body": event, "more_body": True})
+        try:
+            async with asyncio.timeout(WRITE_SECONDS):
+                await self._send({"type": "http.response.body", "body": event, "more_body": True})
+        except TimeoutError as error:
+            self._is_stuck = True
+            raise SlowReaderError(f"nothing was read for {WRITE_SECONDS:g} seconds; read faster") from error
 
     async def end_events(self) -> None:
         """End the stream of events."""
@@ -120,6 +132,8 @@ class Exchange:
         except ClientDisconnect:
             pass  # nobody is there to be told
         except Exception as error:
+            if self._is_stuck:
+                return  # the server closes a connection whose answer is not complete
             status, headers, body = response_from_error(error)
             if self._is_stream:
                 await self.send_event(body.model_dump_json())

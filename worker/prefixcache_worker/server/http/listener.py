@@ -15,6 +15,10 @@ from prefixcache_worker.errors import ConfigError
 IDLE_SECONDS = 75
 """How long a connection without a request stays open: longer than the pools of usual clients keep theirs."""
 
+SEND_BUFFER_BYTES = 1 << 17
+"""What the system may hold of an answer that is not read. By itself it would take megabytes, and the engine
+would go on computing for a reader that has stopped."""
+
 
 class HttpListener:
     """One port. Use within one event loop: construct, start, stop, in this order."""
@@ -68,6 +72,7 @@ def _bound_socket(address: str, host: str, port: int) -> socket.socket:
         )[0]
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # accepted ones inherit it
         bound.bind(place)
         bound.listen()  # only then does a second program that takes the port fail
     except OSError as error:

@@ -30,7 +30,8 @@ _FIELD_NAMES = {
     "chat": "messages",
     "chat.messages": "messages",
     "chat.tools_json": "tools",
-    "constraint": "response_format",
+    "constraint.json_schema": "response_format.json_schema.schema",
+    "constraint.grammar": "tools",
 }
 _TOOL_CALL = re.compile(r"(\.tool_calls\[\d+\])\.(name|arguments)(?:_json)?$")
 
@@ -80,8 +81,6 @@ def chat_to_proto(body: ChatBody, *, request_id: str, context_length: int) -> Tr
     if constraint is not None:
         message.constraint.CopyFrom(constraint)
     names = {"stop_conditions.max_tokens": max_name, "logprobs": "top_logprobs"}
-    if body.tools and message.constraint.WhichOneof("rule") == "grammar":
-        names["constraint"] = "tools"
     return Translated(message, _FIELD_NAMES | names)
 
 

@@ -23,6 +23,9 @@ from prefixcache_worker.server.http.bodies import (
 )
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
+_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""Of JSON within a grammar: as `tool_text` writes it, so that a call that comes back in a history has the
+tokens that it had; and a model that likes white space would have no end of it."""
 
 
 def chat_constraint(body: ChatBody) -> inference_pb2.Constraint | None:
@@ -50,7 +53,7 @@ def tool_grammar(
     if must_call:
         lines = [f"start: {calls}"]
     elif answer_schema is not None:
-        lines = [f"start: {calls} | answer", f"answer: %json {_text(answer_schema)}"]
+        lines = [f"start: {calls} | answer", f"answer: %json {_spaced(answer_schema)}"]
     else:
         start = "(opening call)* TEXT" if several else "opening call | TEXT"
         lines = [
@@ -63,7 +66,7 @@ def tool_grammar(
     for name, tool in zip(names, tools, strict=True):
         head = _quoted(f'{{"name": {json.dumps(tool.function.name)}, "arguments": ')
         lines.append(f"{name}: {head} {name}_arguments")
-        lines.append(f"{name}_arguments: %json {_text(_arguments_schema(tool))}")
+        lines.append(f"{name}_arguments: %json {_spaced(_arguments_schema(tool))}")
     return "\n".join(lines)
 
 
@@ -104,6 +107,10 @@ def _arguments_schema(tool: Tool) -> dict[str, Any]:
 
 def _text(schema: dict[str, Any]) -> str:
     return json.dumps(schema, ensure_ascii=False)
+
+
+def _spaced(schema: dict[str, Any]) -> str:
+    return _text(schema | {"x-guidance": _SPACING})
 
 
 def _quoted(text: str) -> str:
