@@ -153,3 +153,16 @@ async def test_a_known_error_is_not_logged(caplog: pytest.LogCaptureFixture):
     [status] = context.abort_with_status.await_args.args
     assert status.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        QueueFullError("4711 requests are running"),
+        OutOfBlocksError(num_needed=4711, num_free=1, num_idle=1),
+    ],
+)
+def test_figures_of_all_tenants_together_stay_in_the_worker(error: Exception) -> None:
+    status = status_from_error(error)
+    assert not any(character.isdigit() for character in status.message)
+    assert b"4711" not in status.SerializeToString()

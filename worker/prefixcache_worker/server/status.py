@@ -67,7 +67,8 @@ STATUS_BY_ERROR: dict[type[Exception], StatusRow] = {
     QueueFullError: StatusRow(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         "QUEUE_FULL",
-        sentence="the worker has as many requests, or prompt tokens that wait, as it takes; try again later",
+        sentence="the worker has as many requests, waiting prompt tokens or large messages as it takes; "
+        "try again later",
     ),
     RateLimitedError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "RATE_LIMITED", is_quota=True),
     TooManyRequestsError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_REQUESTS", is_quota=True),
