@@ -11,6 +11,7 @@ import argparse
 from collections.abc import Callable
 
 from report import Row, print_rows
+from service_sections.probe import probe_rows
 from service_sections.responsiveness import responsiveness_rows
 from service_sections.step_share import step_share_rows
 from service_sections.throughput import throughput_rows
@@ -28,6 +29,7 @@ def main() -> None:
         "throughput": lambda args: throughput_rows(args.rounds),
         "responsiveness": lambda args: responsiveness_rows(),
         "step_share": lambda args: step_share_rows(),
+        "probe": lambda args: probe_rows(),
     }
     parser.add_argument("--sections", nargs="*", choices=sections, default=list(sections))
     args = parser.parse_args()
