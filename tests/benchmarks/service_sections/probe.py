@@ -18,7 +18,7 @@ from pathlib import Path
 
 from report import Row
 
-NUM_PAIRS = 120
+NUM_PAIRS = 240
 PROMPT_TOKENS = 512
 MAX_MEDIAN_DIFFERENCE = 0.05
 MIN_P_VALUE = 0.01
