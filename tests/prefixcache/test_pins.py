@@ -179,6 +179,8 @@ def test_less_or_somebody_elses_is_no_hit(cache: PrefixCache, clock: Clock) -> N
     pin = cache.pin(S, NAMESPACE, ttl_seconds=30)
     clock.seconds = 120
     cache.release(start(cache, S[:48] + X))
+    cache.release(start(cache, S[:-1] + X))  # as many tokens, but another last one
+    cache.release(start(cache, S[:-1] + X + X))
     cache.release(start(cache, S + X, OTHER))
     cache.release(cache.acquire(S + X, NAMESPACE, use_cache=False))
     cache.match(S + X, NAMESPACE)

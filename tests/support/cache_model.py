@@ -75,6 +75,7 @@ class CacheModel:
     quotas: dict[str, TenantQuota] = field(default_factory=dict)
     sequences: list[Sequence] = field(default_factory=list)
     deadline_of: dict[Pin, float] = field(default_factory=dict)
+    tokens_of: dict[Pin, list[int]] = field(default_factory=dict)
     """The pins that have not ended."""
     stale_ids: set[BlockId] = field(default_factory=set)
     """Blocks that are held, and were cached until others took their place or the cache was reset."""
@@ -124,13 +125,12 @@ class CacheModel:
         else:
             counts.num_bypassed += 1
 
-    def renew_pins(self, match: Match, seconds: float) -> None:
-        """A prompt has hit so much: all of a pin, or all but the last token, which is always computed."""
-        hit_ids = list(match.block_ids)
-        if match.partial is not None and match.partial[1] == self.oracle.block_size - 1:
-            hit_ids.append(match.partial[0])
+    def renew_pins(self, prompt: list[int], match: Match, seconds: float) -> None:
+        """A prompt has hit so much: all of a pin, or all but the last token of a prompt that is the pin's."""
+        partial_id = match.partial[0] if match.partial is not None else None
         for pin in self.deadline_of:
-            if pin.block_ids[-1] in hit_ids:
+            last_id = pin.block_ids[-1]
+            if last_id in match.block_ids or (last_id == partial_id and prompt == self.tokens_of[pin]):
                 self.deadline_of[pin] = seconds + pin.ttl_seconds
 
     def note_evicted(self, prefixes: Iterable[Prefix]) -> set[BlockId]:

@@ -157,7 +157,7 @@ class ComparedCache:
             tenant, len(prompt), num_cached, uses_cache=uses_cache, is_resumed=is_resumed
         )
         if use_cache:
-            self.model.renew_pins(match, self.seconds)
+            self.model.renew_pins(prompt, match, self.seconds)
         in_use |= {*shared_ids, *(copy.source for copy in handle.copies)}
         usable_ids |= self.compare_tree(num_evicted, in_use, tenant)
         assert usable_ids.issuperset(new_ids)
@@ -306,6 +306,7 @@ class ComparedCache:
         pin = pin_prefix()
         assert (pin.block_ids, pin.num_tokens) == (block_ids, len(whole))
         self.model.deadline_of[pin] = self.seconds + ttl_seconds
+        self.model.tokens_of[pin] = whole
         self.oracle.touch(path, namespace.tenant)
         self.compare_tree()
         return pin
