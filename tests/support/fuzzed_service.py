@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.hostile_messages import wire_bytes
 from support.named_callers import ADMIN, as_caller, served_to_named
-from support.rpc_methods import SERVED
+from support.rpc_methods import METHODS
 from support.served_worker import ServedWorker
 from support.tiny_loaded_model import loaded
 
@@ -105,7 +105,7 @@ def fuzzed_service() -> Iterator[FuzzedService]:
 
 def fuzz(num_messages: int) -> Counter[grpc.StatusCode]:
     """Send about so many messages; how often each status came. Raises AssertionError."""
-    requests = st.sampled_from(SERVED).flatmap(
+    requests = st.sampled_from(METHODS).flatmap(
         lambda method: st.tuples(st.just(method), wire_bytes(method.input_type))
     )
     with fuzzed_service() as service:

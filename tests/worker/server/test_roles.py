@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 from support.named_callers import as_caller, served_to_named
-from support.rpc_methods import METHODS, SERVED
+from support.rpc_methods import METHODS
 from support.served_worker import ServedWorker
 from support.tiny_loaded_model import loaded
 
@@ -72,7 +72,7 @@ async def status_of(worker: ServedWorker, method: MethodDescriptor, **caller: An
     return await call.code()
 
 
-@pytest.mark.parametrize("method", SERVED, ids=lambda method: method.name)
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 async def test_callers_below_the_least_role_are_refused(
     worker: ServedWorker, method: MethodDescriptor
 ) -> None:
