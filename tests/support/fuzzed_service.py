@@ -21,7 +21,7 @@ from support.tiny_loaded_model import loaded
 
 from prefixcache.v1 import cache_pb2
 from prefixcache_worker.model.scripted_model import ScriptedModel
-from prefixcache_worker.server.caller import Role
+from prefixcache_worker.server.access.caller import Role
 from prefixcache_worker.server.status import STATUS_BY_ERROR
 
 OUR_FAULT = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}

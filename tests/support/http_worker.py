@@ -15,8 +15,8 @@ from support.served_worker import DEADLINE_SECONDS
 from prefixcache_worker.config import WorkerConfig
 from prefixcache_worker.engine.stats import EngineStats
 from prefixcache_worker.model.loader import LoadedModel
-from prefixcache_worker.server.access import Access, OpenAccess
-from prefixcache_worker.server.access_settings import AccessSettings
+from prefixcache_worker.server.access.access import Access, OpenAccess
+from prefixcache_worker.server.access.access_settings import AccessSettings
 from prefixcache_worker.server.build import Worker, assemble_worker
 from prefixcache_worker.server.service import Service
 from prefixcache_worker.server.tls import TlsIdentity

@@ -10,9 +10,9 @@ from support.served_worker import ServedWorker, served
 
 from prefixcache_worker.errors import UnauthenticatedError
 from prefixcache_worker.model.loader import LoadedModel
-from prefixcache_worker.server.access import Metadata
-from prefixcache_worker.server.access_settings import AccessSettings
-from prefixcache_worker.server.caller import Caller, Role
+from prefixcache_worker.server.access.access import Metadata
+from prefixcache_worker.server.access.access_settings import AccessSettings
+from prefixcache_worker.server.access.caller import Caller, Role
 
 _KEY = "x-test-caller"
 

@@ -19,10 +19,10 @@ from prefixcache.v1 import cache_pb2, cache_pb2_grpc, inference_pb2, inference_p
 from prefixcache_worker.config import WorkerConfig
 from prefixcache_worker.model.loader import LoadedModel
 from prefixcache_worker.model.model import ForwardBatch, Model, StepAttention
-from prefixcache_worker.server.access import OpenAccess
-from prefixcache_worker.server.access_settings import AccessSettings
+from prefixcache_worker.server.access.access import OpenAccess
+from prefixcache_worker.server.access.access_settings import AccessSettings
 from prefixcache_worker.server.build import Worker, assemble_worker
-from prefixcache_worker.server.connections import ConnectionAge
+from prefixcache_worker.server.grpc.connections import ConnectionAge
 from prefixcache_worker.server.service import Service
 from prefixcache_worker.server.tls import TlsIdentity
 

@@ -9,7 +9,7 @@ from support.tiny_loaded_model import byte_tokenizer, chat_template, constraint_
 from prefixcache.v1 import inference_pb2 as pb
 from prefixcache_worker.engine.request import Request
 from prefixcache_worker.model.model import AttentionShape
-from prefixcache_worker.server.caller import Caller, Role
+from prefixcache_worker.server.access.caller import Caller, Role
 from prefixcache_worker.server.served_model import ServedModel
 from prefixcache_worker.server.validation.generate import request_from_proto
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from prefixcache_worker.config import WorkerConfig, load_config
 from prefixcache_worker.errors import ConfigError, EngineStoppedError
-from prefixcache_worker.server.access_settings import access_settings
+from prefixcache_worker.server.access.access_settings import access_settings
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -45,7 +45,7 @@ def _serve(config: WorkerConfig) -> None:
     callers = access_settings(config)
     # Here, because torch takes seconds to import: --help and a wrong flag must not wait for it.
     from prefixcache_worker.server.build import Worker, build_worker
-    from prefixcache_worker.server.connections import connection_age
+    from prefixcache_worker.server.grpc.connections import connection_age
     from prefixcache_worker.server.service import serve_until_signal
     from prefixcache_worker.server.tls import tls_identity
 

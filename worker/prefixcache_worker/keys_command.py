@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from prefixcache_worker.errors import ConfigError
-from prefixcache_worker.server.api_keys import LABEL, is_label, make_key
-from prefixcache_worker.server.caller import Role
-from prefixcache_worker.server.key_file import KeyFile
-from prefixcache_worker.server.tenant_names import TENANT_NAME, is_tenant_name
+from prefixcache_worker.server.access.api_keys import LABEL, is_label, make_key
+from prefixcache_worker.server.access.caller import Role
+from prefixcache_worker.server.access.key_file import KeyFile
+from prefixcache_worker.server.access.tenant_names import TENANT_NAME, is_tenant_name
 
 FILE_VARIABLE = "PREFIXCACHE_KEYS"
 ROLES = tuple(role.name.lower() for role in Role)

@@ -22,9 +22,9 @@ from prefixcache.v1 import cache_pb2, inference_pb2
 from prefixcache_worker.config import WorkerConfig
 from prefixcache_worker.errors import ConfigError
 from prefixcache_worker.model.loader import LoadedModel
-from prefixcache_worker.server.access import OpenAccess
+from prefixcache_worker.server.access.access import OpenAccess
+from prefixcache_worker.server.access.caller import Caller, Role
 from prefixcache_worker.server.build import assemble_worker
-from prefixcache_worker.server.caller import Caller, Role
 from prefixcache_worker.snapshots.cache_snapshots import CacheSnapshots
 from prefixcache_worker.snapshots.snapshot_folder import SnapshotFolder
 

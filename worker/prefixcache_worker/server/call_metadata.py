@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from prefixcache_worker.server.access import Metadata
+from prefixcache_worker.server.access.access import Metadata
 from prefixcache_worker.server.validation.bounds import MAX_REQUEST_ID_LENGTH, require
 
 REQUEST_ID_KEY = "x-request-id"

@@ -17,15 +17,15 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from prefixcache.v1 import cache_pb2, cache_pb2_grpc, inference_pb2, inference_pb2_grpc
 from prefixcache_worker.config import split_address
 from prefixcache_worker.errors import ConfigError, EngineStoppedError
-from prefixcache_worker.server.access_settings import AccessSettings
-from prefixcache_worker.server.admission import Admission
+from prefixcache_worker.server.access.access_settings import AccessSettings
+from prefixcache_worker.server.access.admission import Admission
+from prefixcache_worker.server.access.tenant_quotas import TenantQuotas
 from prefixcache_worker.server.build import Worker
-from prefixcache_worker.server.cache_servicer import CacheServicer
-from prefixcache_worker.server.connections import ConnectionAge, server_options
-from prefixcache_worker.server.guarded_reflection import GuardedReflection
-from prefixcache_worker.server.inference_servicer import InferenceServicer
-from prefixcache_worker.server.request_intake import RequestIntake
-from prefixcache_worker.server.tenant_quotas import TenantQuotas
+from prefixcache_worker.server.grpc.cache_servicer import CacheServicer
+from prefixcache_worker.server.grpc.connections import ConnectionAge, server_options
+from prefixcache_worker.server.grpc.guarded_reflection import GuardedReflection
+from prefixcache_worker.server.grpc.inference_servicer import InferenceServicer
+from prefixcache_worker.server.grpc.request_intake import RequestIntake
 from prefixcache_worker.server.tls import TlsIdentity
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from support.tiny_loaded_model import loaded
 from support.tiny_model import tiny_decoder
 
 from prefixcache_worker.errors import UnauthenticatedError
-from prefixcache_worker.server.access import Access, Metadata
-from prefixcache_worker.server.caller import Caller, Role
+from prefixcache_worker.server.access.access import Access, Metadata
+from prefixcache_worker.server.access.caller import Caller, Role
 
 
 class NamedRoles(Access):

@@ -8,7 +8,7 @@ from support.tiny_model import tiny_decoder
 
 from prefixcache import Namespace, pack_tokens
 from prefixcache_worker.engine.prefix_book import PrefixOrder
-from prefixcache_worker.server.prefix_calls import create_prefix
+from prefixcache_worker.server.grpc.prefix_calls import create_prefix
 
 POLICY = "You are a support agent. Tickets can be refunded within a day."
 

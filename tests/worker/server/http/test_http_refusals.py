@@ -15,8 +15,8 @@ from support.tiny_loaded_model import EOS_ID, loaded
 from prefixcache import NotPublisherError, OutOfBlocksError
 from prefixcache_worker.errors import InvalidRequestError, UnauthenticatedError
 from prefixcache_worker.model.scripted_model import ScriptedModel
-from prefixcache_worker.server.access import Metadata
-from prefixcache_worker.server.caller import Caller, Role
+from prefixcache_worker.server.access.access import Metadata
+from prefixcache_worker.server.access.caller import Caller, Role
 from prefixcache_worker.server.http import errors
 from prefixcache_worker.server.http.exchange import MAX_BODY_BYTES
 from prefixcache_worker.server.status import STATUS_BY_ERROR, status_from_error

@@ -14,9 +14,9 @@ from starlette.responses import Response
 
 from prefixcache_worker.engine.engine_loop import EngineLoop
 from prefixcache_worker.errors import EngineStoppedError
-from prefixcache_worker.server.access import Access
-from prefixcache_worker.server.admission import Admission
-from prefixcache_worker.server.caller import Role
+from prefixcache_worker.server.access.access import Access
+from prefixcache_worker.server.access.admission import Admission
+from prefixcache_worker.server.access.caller import Role
 from prefixcache_worker.server.http.bodies import ChatBody, CompletionBody
 from prefixcache_worker.server.http.errors import HttpError
 from prefixcache_worker.server.http.exchange import Answered, Exchange

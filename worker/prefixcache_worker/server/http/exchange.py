@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from prefixcache_worker.errors import SlowReaderError
-from prefixcache_worker.server.access import Metadata
+from prefixcache_worker.server.access.access import Metadata
 from prefixcache_worker.server.call_metadata import REQUEST_ID_KEY, call_metadata
 from prefixcache_worker.server.http.errors import HttpError, response_from_error
 

@@ -15,9 +15,11 @@ from prefixcache.v1 import inference_pb2
 from prefixcache_worker.engine.engine_loop import EngineLoop
 from prefixcache_worker.engine.request import Completion, Delta, PromptLogprobs, Request, Usage
 from prefixcache_worker.engine.request_stream import RequestStream
-from prefixcache_worker.server.access import Access
-from prefixcache_worker.server.admission import Admission
-from prefixcache_worker.server.caller import Caller
+from prefixcache_worker.server.access.access import Access
+from prefixcache_worker.server.access.admission import Admission
+from prefixcache_worker.server.access.caller import Caller
+from prefixcache_worker.server.grpc.inference_servicer import merge_deltas
+from prefixcache_worker.server.grpc.prefix_calls import find_prefix
 from prefixcache_worker.server.http import chat_answers, completion_answers
 from prefixcache_worker.server.http.bodies import ChatBody, CompletionBody
 from prefixcache_worker.server.http.errors import HttpError, invalid_body
@@ -33,9 +35,7 @@ from prefixcache_worker.server.http.objects import (
     UsageObject,
 )
 from prefixcache_worker.server.http.to_proto import Translated, chat_to_proto, completion_to_proto
-from prefixcache_worker.server.inference_servicer import merge_deltas
 from prefixcache_worker.server.off_loop import off_loop
-from prefixcache_worker.server.prefix_calls import find_prefix
 from prefixcache_worker.server.request_record import RequestRecord
 from prefixcache_worker.server.served_model import ServedModel
 from prefixcache_worker.server.validation.generate import request_from_proto

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from prefixcache_worker.server.access import Access
-from prefixcache_worker.server.admission import Admission
+from prefixcache_worker.server.access.access import Access
+from prefixcache_worker.server.access.admission import Admission
 from prefixcache_worker.server.build import Worker
 from prefixcache_worker.server.http.door import Door
 from prefixcache_worker.server.http.listener import HttpListener

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from prefixcache import Namespace, PackedTokens, pack_tokens
 from prefixcache.v1 import cache_pb2
-from prefixcache_worker.server.caller import Caller, Role
+from prefixcache_worker.server.access.caller import Caller, Role
 from prefixcache_worker.server.served_model import ServedModel
 from prefixcache_worker.server.validation.generate import check_cache_options
 from prefixcache_worker.server.validation.prompts import num_public_tokens, prompt_token_ids

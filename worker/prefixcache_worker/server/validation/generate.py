@@ -16,9 +16,9 @@ from prefixcache_worker.constraint.constraint import Constraint
 from prefixcache_worker.engine.prefix_book import PrefixOrder
 from prefixcache_worker.engine.request import Request, SamplingParams, StopConditions
 from prefixcache_worker.errors import InvalidRequestError
-from prefixcache_worker.server.caller import Caller
+from prefixcache_worker.server.access.caller import Caller
+from prefixcache_worker.server.access.tenant_limits import TenantLimits
 from prefixcache_worker.server.served_model import ServedModel
-from prefixcache_worker.server.tenant_limits import TenantLimits
 from prefixcache_worker.server.validation.bounds import (
     checked_number,
     checked_request_id,

@@ -9,7 +9,7 @@ from typing import Any
 from prefixcache import pack_tokens
 from prefixcache.v1 import cache_pb2
 from prefixcache_worker.engine.prefix_book import PrefixOrder
-from prefixcache_worker.server.caller import Caller, Role
+from prefixcache_worker.server.access.caller import Caller, Role
 from prefixcache_worker.server.served_model import ServedModel
 from prefixcache_worker.server.validation.bounds import checked_salt, given, require
 from prefixcache_worker.server.validation.prompts import prefix_token_ids

@@ -8,10 +8,10 @@ import pytest
 
 from prefixcache import Namespace
 from prefixcache_worker.errors import InvalidRequestError, PermissionDeniedError, UnauthenticatedError
-from prefixcache_worker.server.access import Access, KeyAccess, OpenAccess
-from prefixcache_worker.server.api_keys import KeyRing, make_key
-from prefixcache_worker.server.caller import Caller, Role
-from prefixcache_worker.server.tenant_limits import TenantLimits, TenantTable
+from prefixcache_worker.server.access.access import Access, KeyAccess, OpenAccess
+from prefixcache_worker.server.access.api_keys import KeyRing, make_key
+from prefixcache_worker.server.access.caller import Caller, Role
+from prefixcache_worker.server.access.tenant_limits import TenantLimits, TenantTable
 
 USER_KEY, USER = make_key(tenant="shop", role=Role.USER, label="", created="")
 ADMIN_KEY, ADMIN = make_key(tenant="house", role=Role.ADMIN, label="", created="")

@@ -28,10 +28,10 @@ from prefixcache_worker.engine.request import (
     Usage,
 )
 from prefixcache_worker.model.scripted_model import ScriptedModel
-from prefixcache_worker.server.access import OpenAccess
-from prefixcache_worker.server.admission import Admission
-from prefixcache_worker.server.inference_servicer import InferenceServicer, merge_deltas
-from prefixcache_worker.server.tenant_quotas import TenantQuotas
+from prefixcache_worker.server.access.access import OpenAccess
+from prefixcache_worker.server.access.admission import Admission
+from prefixcache_worker.server.access.tenant_quotas import TenantQuotas
+from prefixcache_worker.server.grpc.inference_servicer import InferenceServicer, merge_deltas
 
 
 def scripted(num_tokens: int = 4096) -> ScriptedModel:

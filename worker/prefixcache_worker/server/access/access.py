@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from prefixcache_worker.errors import PermissionDeniedError, UnauthenticatedError
-from prefixcache_worker.server.api_keys import KeyRing
-from prefixcache_worker.server.caller import Caller, Role
-from prefixcache_worker.server.tenant_limits import NO_LIMITS, TenantTable
-from prefixcache_worker.server.tenant_names import DEFAULT_TENANT, TENANT_NAME, is_tenant_name
+from prefixcache_worker.server.access.api_keys import KeyRing
+from prefixcache_worker.server.access.caller import Caller, Role
+from prefixcache_worker.server.access.tenant_limits import NO_LIMITS, TenantTable
+from prefixcache_worker.server.access.tenant_names import DEFAULT_TENANT, TENANT_NAME, is_tenant_name
 from prefixcache_worker.server.validation.bounds import require
 
 Metadata = Iterable[tuple[str, str | bytes]]

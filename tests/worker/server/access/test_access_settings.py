@@ -8,12 +8,12 @@ import pytest
 
 from prefixcache_worker.config import WorkerConfig
 from prefixcache_worker.errors import ConfigError, PermissionDeniedError
-from prefixcache_worker.server.access import OpenAccess
-from prefixcache_worker.server.access_settings import access_settings, is_loopback
-from prefixcache_worker.server.api_keys import make_key
-from prefixcache_worker.server.caller import Caller, Role
-from prefixcache_worker.server.key_file import KeyFile
-from prefixcache_worker.server.tenant_limits import TenantLimits
+from prefixcache_worker.server.access.access import OpenAccess
+from prefixcache_worker.server.access.access_settings import access_settings, is_loopback
+from prefixcache_worker.server.access.api_keys import make_key
+from prefixcache_worker.server.access.caller import Caller, Role
+from prefixcache_worker.server.access.key_file import KeyFile
+from prefixcache_worker.server.access.tenant_limits import TenantLimits
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from prefixcache_worker.errors import ConfigError
-from prefixcache_worker.server.watched_file import WatchedFile
+from prefixcache_worker.server.access.watched_file import WatchedFile
 
 
 class Clock:
@@ -59,7 +59,7 @@ def test_it_is_looked_at_once_a_second_and_read_only_when_it_has_changed(tmp_pat
     real = os.stat
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "prefixcache_worker.server.watched_file.os.stat", lambda at: looks.append(at) or real(at)
+            "prefixcache_worker.server.access.watched_file.os.stat", lambda at: looks.append(at) or real(at)
         )
         for _ in range(50):
             clock.now += 0.1

@@ -16,13 +16,13 @@ from prefixcache_worker.engine.engine import Engine
 from prefixcache_worker.engine.engine_loop import EngineLoop
 from prefixcache_worker.engine.event_feed import EventFeed
 from prefixcache_worker.errors import SchemeError, SnapshotsOffError
-from prefixcache_worker.server.access import Access
-from prefixcache_worker.server.admission import Admission
-from prefixcache_worker.server.caller import Role
-from prefixcache_worker.server.event_messages import event_to_proto
-from prefixcache_worker.server.explanation import explanation_to_proto
-from prefixcache_worker.server.grpc_call import authorised, deadline_of, metadata_of, send_request_id
-from prefixcache_worker.server.prefix_calls import (
+from prefixcache_worker.server.access.access import Access
+from prefixcache_worker.server.access.admission import Admission
+from prefixcache_worker.server.access.caller import Role
+from prefixcache_worker.server.grpc.event_messages import event_to_proto
+from prefixcache_worker.server.grpc.explanation import explanation_to_proto
+from prefixcache_worker.server.grpc.grpc_call import authorised, deadline_of, metadata_of, send_request_id
+from prefixcache_worker.server.grpc.prefix_calls import (
     create_prefix,
     created_prefix_to_proto,
     delete_prefix,
@@ -31,8 +31,8 @@ from prefixcache_worker.server.prefix_calls import (
     list_prefixes,
     update_prefix,
 )
+from prefixcache_worker.server.grpc.tree_answer import MAX_TREE_NODES, tree_to_proto
 from prefixcache_worker.server.served_model import ServedModel
-from prefixcache_worker.server.tree_answer import MAX_TREE_NODES, tree_to_proto
 from prefixcache_worker.server.validation.explain import explain_query_from_proto
 from prefixcache_worker.server.validation.prefixes import PrefixTtl, prefix_order_from_proto
 from prefixcache_worker.snapshots.snapshot_keeper import SnapshotKeeper

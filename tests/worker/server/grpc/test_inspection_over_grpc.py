@@ -16,8 +16,8 @@ from support.token_streams import stream
 from prefixcache import MissCause
 from prefixcache.v1 import cache_pb2, inference_pb2
 from prefixcache_worker.model.scripted_model import ScriptedModel
-from prefixcache_worker.server import tree_answer
-from prefixcache_worker.server.caller import Role
+from prefixcache_worker.server.access.caller import Role
+from prefixcache_worker.server.grpc import tree_answer
 
 P, Q = [token % 200 + 10 for token in stream("a", 80)], [token % 200 + 10 for token in stream("b", 80)]
 A, B = as_caller("a"), as_caller("b")
@@ -182,7 +182,7 @@ async def test_a_tenant_sees_the_tree_as_if_nobody_else_had_anything() -> None:
 
 
 async def test_a_large_tree_is_cut_off_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prefixcache_worker.server.cache_servicer.MAX_TREE_NODES", 3)
+    monkeypatch.setattr("prefixcache_worker.server.grpc.cache_servicer.MAX_TREE_NODES", 3)
     async with served_to_named(scripted()) as worker:
         for first in range(5):
             await generate(worker, [first + 20] * 20, A)

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 from prefixcache_worker.errors import ConfigError
 from prefixcache_worker.keys_command import main
-from prefixcache_worker.server.api_keys import (
+from prefixcache_worker.server.access.api_keys import (
     KeyRing,
     StoredKey,
     keys_from_text,
     keys_to_text,
     make_key,
 )
-from prefixcache_worker.server.caller import Role
-from prefixcache_worker.server.key_file import KeyFile
+from prefixcache_worker.server.access.caller import Role
+from prefixcache_worker.server.access.key_file import KeyFile
 
 CREATED = "2025-06-01T12:00:00+00:00"
 
@@ -69,7 +69,7 @@ def test_an_unknown_id_and_a_wrong_secret_cost_the_same(monkeypatch: pytest.Monk
     key, stored = new_key()
     done: list[tuple[str, int]] = []
     monkeypatch.setattr(
-        "prefixcache_worker.server.api_keys.hmac.compare_digest",
+        "prefixcache_worker.server.access.api_keys.hmac.compare_digest",
         lambda a, b: done.append((a, len(b))) or False,
     )
     secret = key.split("_")[2]
@@ -141,7 +141,7 @@ def test_a_failed_change_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("prefixcache_worker.server.key_file.os.fsync", full)
+    monkeypatch.setattr("prefixcache_worker.server.access.key_file.os.fsync", full)
     with pytest.raises(ConfigError, match=r"cannot write .*keys\.json: No space left on device"):
         KeyFile(path).add(new_key()[1])
     assert path.read_bytes() == before

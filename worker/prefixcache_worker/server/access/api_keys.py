@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from prefixcache_worker.server.caller import Role
-from prefixcache_worker.server.tenant_names import TENANT_NAME, is_tenant_name
+from prefixcache_worker.server.access.caller import Role
+from prefixcache_worker.server.access.tenant_names import TENANT_NAME, is_tenant_name
 
 MAX_LABEL_LENGTH = 256
 LABEL = f"at most {MAX_LABEL_LENGTH} printable characters"

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 from prefixcache import Namespace
 from prefixcache_worker.errors import PermissionDeniedError
-from prefixcache_worker.server.tenant_limits import TenantLimits
+from prefixcache_worker.server.access.tenant_limits import TenantLimits
 
 
 class Role(IntEnum):

@@ -22,7 +22,7 @@ from prefixcache import TenantQuota
 from prefixcache.v1 import inference_pb2 as pb
 from prefixcache.v1 import inference_pb2_grpc
 from prefixcache_worker.model.scripted_model import ScriptedModel
-from prefixcache_worker.server.inference_servicer import MAX_SCORES_PER_MESSAGE
+from prefixcache_worker.server.grpc.inference_servicer import MAX_SCORES_PER_MESSAGE
 
 
 @asynccontextmanager

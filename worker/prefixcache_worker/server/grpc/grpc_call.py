@@ -9,9 +9,9 @@ from typing import Any
 
 import grpc
 
-from prefixcache_worker.server.access import Access, Metadata
+from prefixcache_worker.server.access.access import Access, Metadata
+from prefixcache_worker.server.access.caller import Caller
 from prefixcache_worker.server.call_metadata import REQUEST_ID_KEY, is_header_text
-from prefixcache_worker.server.caller import Caller
 from prefixcache_worker.server.status import errors_as_status
 
 

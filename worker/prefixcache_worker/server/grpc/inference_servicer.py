@@ -19,11 +19,11 @@ from prefixcache_worker.engine.request import (
     PromptLogprobs,
     TokenLogprobs,
 )
-from prefixcache_worker.server.access import Access
-from prefixcache_worker.server.admission import Admission
-from prefixcache_worker.server.grpc_call import authorised, deadline_of, metadata_of, send_request_id
+from prefixcache_worker.server.access.access import Access
+from prefixcache_worker.server.access.admission import Admission
+from prefixcache_worker.server.grpc.grpc_call import authorised, deadline_of, metadata_of, send_request_id
+from prefixcache_worker.server.grpc.prefix_calls import find_prefix
 from prefixcache_worker.server.off_loop import off_loop
-from prefixcache_worker.server.prefix_calls import find_prefix
 from prefixcache_worker.server.served_model import ServedModel
 from prefixcache_worker.server.validation.generate import request_from_proto, request_id_to_abort
 from prefixcache_worker.server.validation.prompts import token_ids_from_detokenize, token_ids_from_tokenize

@@ -12,8 +12,8 @@ from prefixcache.v1 import cache_pb2, inference_pb2
 from prefixcache_worker.engine.prefix_book import Prefix, PrefixOrder
 from prefixcache_worker.engine.tenant_usage import TenantUsage
 from prefixcache_worker.errors import PermissionDeniedError
-from prefixcache_worker.server.caller import Caller, Role
-from prefixcache_worker.server.prefix_calls import prefix_to_proto, usage_to_proto
+from prefixcache_worker.server.access.caller import Caller, Role
+from prefixcache_worker.server.grpc.prefix_calls import prefix_to_proto, usage_to_proto
 from prefixcache_worker.server.validation.generate import request_from_proto
 from prefixcache_worker.server.validation.prefixes import PrefixTtl, prefix_order_from_proto
 

@@ -21,7 +21,7 @@ from prefixcache.events import BlocksRemoved, BlocksStored, CacheCleared, EventS
 from prefixcache.v1 import cache_pb2, inference_pb2
 from prefixcache_worker.engine import event_feed
 from prefixcache_worker.model.scripted_model import ScriptedModel
-from prefixcache_worker.server.caller import Role
+from prefixcache_worker.server.access.caller import Role
 
 P, Q = [token % 200 + 10 for token in stream("a", 80)], [token % 200 + 10 for token in stream("b", 80)]
 A = as_caller("a")

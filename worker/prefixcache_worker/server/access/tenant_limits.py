@@ -9,7 +9,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from prefixcache import TenantQuota
-from prefixcache_worker.server.tenant_names import TENANT_NAME, is_tenant_name
+from prefixcache_worker.server.access.tenant_names import TENANT_NAME, is_tenant_name
 
 NO_LIMIT = "unlimited"
 """What the file says to take a bound away again that its `[default]` table has."""

@@ -13,7 +13,7 @@ from prefixcache_worker.engine.engine_loop import EngineLoop
 from prefixcache_worker.engine.prefix_book import Prefix, PrefixOrder
 from prefixcache_worker.engine.request import Completion, Request, Usage
 from prefixcache_worker.engine.tenant_usage import TenantUsage, tenant_usage
-from prefixcache_worker.server.caller import Caller, Role
+from prefixcache_worker.server.access.caller import Caller, Role
 from prefixcache_worker.server.validation.prefixes import (
     PrefixTtl,
     checked_label,

@@ -15,7 +15,7 @@ from support.served_worker import ServedWorker
 from support.tiny_loaded_model import loaded
 
 from prefixcache_worker.model.scripted_model import ScriptedModel
-from prefixcache_worker.server.caller import Role
+from prefixcache_worker.server.access.caller import Role
 
 LEAST_ROLE = {
     "InferenceService": {

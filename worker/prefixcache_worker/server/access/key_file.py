@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from prefixcache_worker.errors import ConfigError
-from prefixcache_worker.server.api_keys import KeyRing, StoredKey, keys_from_text, keys_to_text
+from prefixcache_worker.server.access.api_keys import KeyRing, StoredKey, keys_from_text, keys_to_text
 
 
 class KeyFile:

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 from grpc_reflection.v1alpha import reflection
 
-from prefixcache_worker.server.access import Access
-from prefixcache_worker.server.grpc_call import authorised
+from prefixcache_worker.server.access.access import Access
+from prefixcache_worker.server.grpc.grpc_call import authorised
 
 
 class GuardedReflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from prefixcache import TenantQuota
 from prefixcache_worker.errors import InvalidRequestError, RateLimitedError, TooManyRequestsError
-from prefixcache_worker.server import admission as admission_module
-from prefixcache_worker.server.admission import Admission
-from prefixcache_worker.server.caller import Caller, Role
-from prefixcache_worker.server.tenant_limits import TenantLimits, TenantTable, parse_tenant_table
+from prefixcache_worker.server.access import admission as admission_module
+from prefixcache_worker.server.access.admission import Admission
+from prefixcache_worker.server.access.caller import Caller, Role
+from prefixcache_worker.server.access.tenant_limits import TenantLimits, TenantTable, parse_tenant_table
 
 
 class Clock:

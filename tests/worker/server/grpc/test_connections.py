@@ -24,8 +24,8 @@ from prefixcache_client.channel import MAX_REQUEST_BYTES as CLIENT_MAX_REQUEST_B
 from prefixcache_worker.config import WorkerConfig
 from prefixcache_worker.errors import QueueFullError
 from prefixcache_worker.model.scripted_model import ScriptedModel
-from prefixcache_worker.server import connections
-from prefixcache_worker.server.connections import (
+from prefixcache_worker.server.grpc import connections
+from prefixcache_worker.server.grpc.connections import (
     MAX_METADATA_BYTES,
     MAX_REQUEST_BYTES,
     MIN_PING_SECONDS,
@@ -33,7 +33,7 @@ from prefixcache_worker.server.connections import (
     connection_age,
     server_options,
 )
-from prefixcache_worker.server.request_intake import LARGE_REQUEST_BYTES, RequestIntake
+from prefixcache_worker.server.grpc.request_intake import LARGE_REQUEST_BYTES, RequestIntake
 
 METHODS = (
     "/prefixcache.v1.InferenceService/Generate",

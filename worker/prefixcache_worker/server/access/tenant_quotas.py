@@ -9,7 +9,7 @@ from prefixcache import PrefixCache, TenantQuota
 from prefixcache_worker.engine.engine import Engine
 from prefixcache_worker.engine.engine_loop import EngineLoop
 from prefixcache_worker.errors import ConfigError
-from prefixcache_worker.server.tenant_limits import NO_LIMITS, TenantTable
+from prefixcache_worker.server.access.tenant_limits import NO_LIMITS, TenantTable
 
 NO_QUOTA = TenantQuota()
 

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from prefixcache_worker.errors import RateLimitedError, TooManyRequestsError
-from prefixcache_worker.server.access import Metadata
+from prefixcache_worker.server.access.access import Metadata
+from prefixcache_worker.server.access.caller import Caller
+from prefixcache_worker.server.access.tenant_limits import TenantLimits
+from prefixcache_worker.server.access.tenant_quotas import TenantQuotas
 from prefixcache_worker.server.call_metadata import call_metadata
-from prefixcache_worker.server.caller import Caller
 from prefixcache_worker.server.request_record import RequestRecord
-from prefixcache_worker.server.tenant_limits import TenantLimits
-from prefixcache_worker.server.tenant_quotas import TenantQuotas
 
 MIN_REMEMBERED_BURSTS = 1024
 """When there are more, those of tenants that have rested are forgotten."""

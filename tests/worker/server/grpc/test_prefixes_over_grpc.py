@@ -17,10 +17,10 @@ from support.tiny_model import tiny_decoder
 from prefixcache import unpack_tokens
 from prefixcache.v1 import cache_pb2, inference_pb2
 from prefixcache_worker.errors import ConfigError
-from prefixcache_worker.server.access import Metadata
-from prefixcache_worker.server.access_settings import AccessSettings
-from prefixcache_worker.server.caller import Caller, Role
-from prefixcache_worker.server.tenant_limits import TenantLimits
+from prefixcache_worker.server.access.access import Metadata
+from prefixcache_worker.server.access.access_settings import AccessSettings
+from prefixcache_worker.server.access.caller import Caller, Role
+from prefixcache_worker.server.access.tenant_limits import TenantLimits
 
 TOKENS = list(range(10, 10 + 40))  # two whole blocks, and half of one
 POLICY = "You are a support agent. Tickets can be refunded within a day."

@@ -23,12 +23,12 @@ from prefixcache.v1 import cache_pb2
 from prefixcache.v1 import inference_pb2 as pb
 from prefixcache_worker.config import WorkerConfig
 from prefixcache_worker.errors import ConfigError
-from prefixcache_worker.server.access import KeyAccess, OpenAccess
-from prefixcache_worker.server.access_settings import AccessSettings, access_settings
-from prefixcache_worker.server.api_keys import KeyRing, make_key
-from prefixcache_worker.server.caller import Role
-from prefixcache_worker.server.key_file import KeyFile
-from prefixcache_worker.server.tenant_limits import TenantLimits, TenantTable
+from prefixcache_worker.server.access.access import KeyAccess, OpenAccess
+from prefixcache_worker.server.access.access_settings import AccessSettings, access_settings
+from prefixcache_worker.server.access.api_keys import KeyRing, make_key
+from prefixcache_worker.server.access.caller import Role
+from prefixcache_worker.server.access.key_file import KeyFile
+from prefixcache_worker.server.access.tenant_limits import TenantLimits, TenantTable
 
 Pairs = Iterable[tuple[str, str]]
 
