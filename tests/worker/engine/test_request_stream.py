@@ -12,13 +12,14 @@ from prefixcache_worker.engine.request import (
     Completion,
     Delta,
     Failure,
+    FinishReason,
     PromptLogprobs,
     Request,
     Timing,
     TokenLogprobs,
     Usage,
 )
-from prefixcache_worker.engine.request_stream import ReaderLimits, RequestStream
+from prefixcache_worker.engine.request_stream import ReaderLimits, RequestStream, merge_deltas
 from prefixcache_worker.errors import AbortedError, SlowReaderError
 
 END = Completion(
@@ -158,3 +159,23 @@ async def test_a_stream_that_is_left_while_paused_has_no_clock_left(clock: Clock
         hand.put(1, 2)
     await clock.advance(1000)
     assert hand.num_cancels == 1, "by leaving, and not again by the clock"
+
+
+def test_merged_deltas_lose_nothing_and_keep_their_order():
+    scores = [TokenLogprobs(-float(i)) for i in range(5)]
+    prompt = [PromptLogprobs((None, scores[0])), PromptLogprobs((scores[1],))]
+    events = [
+        *prompt,
+        Delta(1, "a", (1,), logprobs=(scores[1],)),
+        Delta(0, "x", (9,)),
+        Delta(1, "", (2,), logprobs=(scores[2],)),
+        Delta(1, "bc", (3, 4), FinishReason.STOP, 4, (scores[3], scores[4])),
+        END,
+    ]
+    assert merge_deltas(events) == [
+        *prompt,
+        Delta(1, "abc", (1, 2, 3, 4), FinishReason.STOP, 4, tuple(scores[1:])),
+        Delta(0, "x", (9,)),
+        END,
+    ]
+    assert merge_deltas(events[:3]) == events[:3]

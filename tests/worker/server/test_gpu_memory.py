@@ -10,11 +10,11 @@ from prefixcache_worker.server.gpu_memory import SPARE_SHARE, partial_bytes, poo
 
 
 class CountedMemory:
-    """So many bytes in all, of which weights have taken some; a step takes what it is told to."""
+    """So many bytes in all, of which weights and others have taken some; a step takes what it is told to."""
 
-    def __init__(self, total: int, weights: int, step: int) -> None:
+    def __init__(self, total: int, weights: int, step: int, *, others: int = 0) -> None:
         self.total_bytes = total
-        self.free_bytes = total - weights
+        self.free_bytes = total - weights - others
         self._step = step
         self.num_runs = 0
 
@@ -35,6 +35,13 @@ def test_the_pool_gets_what_weights_and_the_largest_step_leave():
     assert partial_bytes(tiny_decoder().attention_shape, 36, 1000) == attention
     assert left(memory) == 100_000_000 - 20_000_000 - 3_000_000 - attention - int(SPARE_SHARE * 100_000_000)
     assert memory.num_runs == 1
+
+
+def test_b81_what_others_have_of_the_gpu_is_not_counted_on(monkeypatch):
+    monkeypatch.setattr("prefixcache_worker.server.gpu_memory.SPARE_SHARE", 0.1)
+    memory = CountedMemory(24 * 10**9, 8 * 10**9, 10**9, others=6 * 10**9)
+    attention = partial_bytes(tiny_decoder().attention_shape, 36, 1000)
+    assert (left(memory) + attention) // 2_000_000 == 3300
 
 
 def test_the_largest_step_is_really_run(monkeypatch):

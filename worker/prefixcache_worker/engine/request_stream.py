@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -83,6 +83,12 @@ class RequestStream:
                 raise event.error
             yield event
 
+    async def joined(self) -> AsyncIterator[AnswerEvent]:
+        """The same in fewer pieces: what arrived since the last one was read is one delta for each choice."""
+        async for event in self:
+            for merged in merge_deltas([event, *self.take_ready()]):
+                yield merged
+
     def take_ready(self) -> list[AnswerEvent]:
         """What has arrived and was not read yet, without waiting; a failure stays for the iterator."""
         ready: list[AnswerEvent] = []
@@ -147,3 +153,32 @@ def _num_tokens(event: Event) -> int:
             return len(event.logprobs)
         case _:
             return 0
+
+
+def merge_deltas(events: Iterable[AnswerEvent]) -> list[AnswerEvent]:
+    """The same events with one delta for each choice; texts and tokens keep their order. O(tokens)."""
+    first: list[AnswerEvent] = []
+    last: list[AnswerEvent] = []
+    deltas_by_choice: dict[int, list[Delta]] = {}
+    for event in events:
+        match event:
+            case PromptLogprobs():
+                first.append(event)
+            case Delta():
+                deltas_by_choice.setdefault(event.index, []).append(event)
+            case Completion():
+                last.append(event)
+    return [*first, *map(_joined, deltas_by_choice.values()), *last]
+
+
+def _joined(deltas: list[Delta]) -> Delta:
+    if len(deltas) == 1:
+        return deltas[0]
+    return Delta(
+        index=deltas[0].index,
+        text="".join(delta.text for delta in deltas),
+        token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
+        finish_reason=deltas[-1].finish_reason,
+        stop_reason=deltas[-1].stop_reason,
+        logprobs=tuple(score for delta in deltas for score in delta.logprobs),
+    )

@@ -18,20 +18,11 @@ from support.tiny_model import tiny_decoder
 
 from prefixcache.v1 import cache_pb2, inference_pb2_grpc
 from prefixcache.v1 import inference_pb2 as pb
-from prefixcache_worker.engine.request import (
-    Completion,
-    Delta,
-    FinishReason,
-    PromptLogprobs,
-    Timing,
-    TokenLogprobs,
-    Usage,
-)
 from prefixcache_worker.model.scripted_model import ScriptedModel
 from prefixcache_worker.server.access.access import OpenAccess
 from prefixcache_worker.server.access.admission import Admission
 from prefixcache_worker.server.access.tenant_quotas import TenantQuotas
-from prefixcache_worker.server.grpc.inference_servicer import InferenceServicer, merge_deltas
+from prefixcache_worker.server.grpc.inference_servicer import InferenceServicer
 
 
 def scripted(num_tokens: int = 4096) -> ScriptedModel:
@@ -228,28 +219,3 @@ async def test_what_comes_while_the_reader_is_slow_is_one_message():
     assert [*first.delta.token_ids, *rest.delta.token_ids] == reference(prompt, 16)
     assert (first.delta.finish_reason, rest.delta.finish_reason) == (0, pb.FINISH_REASON_LENGTH)
     assert end.completion.usage.completion_tokens == 16
-
-
-def test_merged_deltas_lose_nothing_and_keep_their_order():
-    completion = Completion(
-        request_id="x",
-        usage=Usage(prompt_tokens=1, cached_tokens=0, computed_tokens=1, completion_tokens=5),
-        timing=Timing(queue_seconds=0.0, first_token_seconds=0.0, total_seconds=0.0),
-    )
-    scores = [TokenLogprobs(-float(i)) for i in range(5)]
-    prompt = [PromptLogprobs((None, scores[0])), PromptLogprobs((scores[1],))]
-    events = [
-        *prompt,
-        Delta(1, "a", (1,), logprobs=(scores[1],)),
-        Delta(0, "x", (9,)),
-        Delta(1, "", (2,), logprobs=(scores[2],)),
-        Delta(1, "bc", (3, 4), FinishReason.STOP, 4, (scores[3], scores[4])),
-        completion,
-    ]
-    assert merge_deltas(events) == [
-        *prompt,
-        Delta(1, "abc", (1, 2, 3, 4), FinishReason.STOP, 4, tuple(scores[1:])),
-        Delta(0, "x", (9,)),
-        completion,
-    ]
-    assert merge_deltas(events[:3]) == events[:3]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -21,11 +21,11 @@ from prefixcache_worker.engine.request import (
 )
 from prefixcache_worker.server.access.access import Access
 from prefixcache_worker.server.access.admission import Admission
+from prefixcache_worker.server.generate_call import checked_request
 from prefixcache_worker.server.grpc.grpc_call import authorised, deadline_of, metadata_of, send_request_id
-from prefixcache_worker.server.grpc.prefix_calls import find_prefix
 from prefixcache_worker.server.off_loop import off_loop
 from prefixcache_worker.server.served_model import ServedModel
-from prefixcache_worker.server.validation.generate import request_from_proto, request_id_to_abort
+from prefixcache_worker.server.validation.generate import request_id_to_abort
 from prefixcache_worker.server.validation.prompts import token_ids_from_detokenize, token_ids_from_tokenize
 
 MAX_SCORES_PER_MESSAGE = 1024
@@ -64,20 +64,17 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             ) as record,
         ):
             request.request_id = record.request_id
-            prefix = await find_prefix(request, caller=caller, engine_loop=self._engine_loop)
-            executor = self._model.constraints.executor if request.HasField("constraint") else None
-            validated = partial(request_from_proto, request, caller=caller, model=self._model, prefix=prefix)
             deadline = deadline_of(context)
-            engine_request = await off_loop(validated, num_bytes=request.ByteSize(), executor=executor)
-            async with self._engine_loop.submit(engine_request, deadline=deadline) as events:
+            checked = await checked_request(
+                request, caller=caller, model=self._model, engine_loop=self._engine_loop
+            )
+            async with self._engine_loop.submit(checked, deadline=deadline) as stream:
                 await send_request_id(context, record.request_id)
-                async for event in events:
-                    # More may have come while a slow reader kept the last write waiting: one message.
-                    for ready in merge_deltas([event, *events.take_ready()]):
-                        if isinstance(ready, Completion):
-                            record.usage = ready.usage
-                        for message in event_to_protos(ready):
-                            await context.write(message)
+                async for event in stream.joined():
+                    if isinstance(event, Completion):
+                        record.usage = event.usage
+                    for message in event_to_protos(event):
+                        await context.write(message)
 
     async def Abort(
         self,
@@ -176,35 +173,6 @@ def _event_to_proto(event: Delta | Completion) -> inference_pb2.GenerateResponse
             usage=inference_pb2.Usage(**asdict(event.usage)),
             timing=inference_pb2.Timing(**asdict(event.timing)),
         )
-    )
-
-
-def merge_deltas(events: Iterable[AnswerEvent]) -> list[AnswerEvent]:
-    """The same events with one delta for each choice; texts and tokens keep their order. O(tokens)."""
-    first: list[AnswerEvent] = []
-    last: list[AnswerEvent] = []
-    deltas_by_choice: dict[int, list[Delta]] = {}
-    for event in events:
-        match event:
-            case PromptLogprobs():
-                first.append(event)
-            case Delta():
-                deltas_by_choice.setdefault(event.index, []).append(event)
-            case Completion():
-                last.append(event)
-    return [*first, *map(_joined, deltas_by_choice.values()), *last]
-
-
-def _joined(deltas: list[Delta]) -> Delta:
-    if len(deltas) == 1:
-        return deltas[0]
-    return Delta(
-        index=deltas[0].index,
-        text="".join(delta.text for delta in deltas),
-        token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
-        finish_reason=deltas[-1].finish_reason,
-        stop_reason=deltas[-1].stop_reason,
-        logprobs=tuple(score for delta in deltas for score in delta.logprobs),
     )
 
 

@@ -112,19 +112,6 @@ async def delete_prefix(
     return cache_pb2.DeletePrefixResponse()
 
 
-async def find_prefix(
-    message: inference_pb2.GenerateRequest, *, caller: Caller, engine_loop: EngineLoop
-) -> PrefixOrder | None:
-    """What a prompt begins with, its time started anew; None without a `prefix_id`.
-
-    Raises NotFoundError, InvalidRequestError, or SchemeError.
-    """
-    if not message.prefix_id:
-        return None
-    prefix_id = checked_prefix_id(message.prefix_id)
-    return await engine_loop.call(lambda engine: engine.prefixes.start_with(prefix_id, tenant=caller.tenant))
-
-
 async def get_usage(
     message: cache_pb2.GetUsageRequest, *, caller: Caller, engine_loop: EngineLoop
 ) -> cache_pb2.GetUsageResponse:

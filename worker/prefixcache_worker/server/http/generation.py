@@ -6,20 +6,17 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypedDict, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from prefixcache.v1 import inference_pb2
 from prefixcache_worker.engine.engine_loop import EngineLoop
 from prefixcache_worker.engine.request import Completion, Delta, PromptLogprobs, Request, Usage
 from prefixcache_worker.engine.request_stream import RequestStream
 from prefixcache_worker.server.access.access import Access
 from prefixcache_worker.server.access.admission import Admission
 from prefixcache_worker.server.access.caller import Caller
-from prefixcache_worker.server.grpc.inference_servicer import merge_deltas
-from prefixcache_worker.server.grpc.prefix_calls import find_prefix
+from prefixcache_worker.server.generate_call import checked_request
 from prefixcache_worker.server.http import chat_answers, completion_answers
 from prefixcache_worker.server.http.bodies import ChatBody, CompletionBody
 from prefixcache_worker.server.http.errors import HttpError, invalid_body
@@ -38,7 +35,6 @@ from prefixcache_worker.server.http.to_proto import Translated, chat_to_proto, c
 from prefixcache_worker.server.off_loop import off_loop
 from prefixcache_worker.server.request_record import RequestRecord
 from prefixcache_worker.server.served_model import ServedModel
-from prefixcache_worker.server.validation.generate import request_from_proto
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 ChunkT = TypeVar("ChunkT", ChatChunkChoice, CompletionChoice)
@@ -83,12 +79,11 @@ class Answering(NamedTuple, Generic[ChunkT]):
     async def events(self) -> AsyncIterator[list[ChunkT]]:
         """What to send, as it comes; what came while the last of it was sent is joined. Keeps the usage."""
         with self.running.translated.errors_in_body():
-            async for event in self.running.stream:
-                for ready in merge_deltas([event, *self.running.stream.take_ready()]):
-                    if isinstance(ready, Completion):
-                        self.running.record.usage = ready.usage
-                    else:
-                        yield self.chunks.push(ready)
+            async for event in self.running.stream.joined():
+                if isinstance(event, Completion):
+                    self.running.record.usage = event.usage
+                else:
+                    yield self.chunks.push(event)
 
     @property
     def usage(self) -> Usage:
@@ -193,7 +188,9 @@ class Generation:
         )
         async with admitted as record:
             with translated.errors_in_body():
-                request = await self._validated(translated.message, caller)
+                request = await checked_request(
+                    translated.message, caller=caller, model=self._model, engine_loop=self._engine_loop
+                )
                 stream = self._engine_loop.submit(request)
             async with stream:
                 yield Running(translated, request, stream, record)
@@ -209,12 +206,6 @@ class Generation:
                 raise invalid_body(error, value) from error
 
         return await off_loop(parsed, num_bytes=len(raw))
-
-    async def _validated(self, message: inference_pb2.GenerateRequest, caller: Caller) -> Request:
-        prefix = await find_prefix(message, caller=caller, engine_loop=self._engine_loop)
-        executor = self._model.constraints.executor if message.HasField("constraint") else None
-        validated = partial(request_from_proto, message, caller=caller, model=self._model, prefix=prefix)
-        return await off_loop(validated, num_bytes=message.ByteSize(), executor=executor)
 
     def _envelope(self, kind: str, exchange: Exchange, body: ChatBody | CompletionBody) -> Envelope:
         self.require_model(body.model)
