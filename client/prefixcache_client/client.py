@@ -113,10 +113,8 @@ class Client:
         >>> generation = client.generate("Once upon a time", max_tokens=32, temperature=0.7, seed=1, n=2)
         >>> print(generation.choices[1].text, generation.usage.cached_tokens)
         """
-        events = list(
-            self.stream(prompt, deadline=deadline, **options)
-        )  # to the end, or it would be cancelled
-        return generation_from_events(events)
+        # As a list: a stream that is not read to its end would be cancelled.
+        return generation_from_events(list(self.stream(prompt, deadline=deadline, **options)))
 
     def stream(
         self, prompt: Prompt, *, deadline: float | None = None, **options: Unpack[GenerateOptions]

@@ -130,9 +130,8 @@ class KilledWorker:
             asking = [pool.submit(ask_on, Random(self._random.random())) for _ in range(NUM_CLIENTS)]
             saving = pool.submit(save_on)
             begun.wait()
-            time.sleep(
-                self._random.uniform(0.0, 1.0)
-            )  # the moment is random, whatever has happened until then
+            # The moment is random, whatever has happened until then.
+            time.sleep(self._random.uniform(0.0, 1.0))
             os.kill(worker.process_id, signal.SIGKILL)
             for asked in asking:
                 asked.result()

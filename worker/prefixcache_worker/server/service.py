@@ -26,6 +26,7 @@ from prefixcache_worker.server.grpc.connections import ConnectionAge, server_opt
 from prefixcache_worker.server.grpc.guarded_reflection import GuardedReflection
 from prefixcache_worker.server.grpc.inference_servicer import InferenceServicer
 from prefixcache_worker.server.grpc.request_intake import RequestIntake
+from prefixcache_worker.server.large_requests import LargeRequests
 from prefixcache_worker.server.tls import TlsIdentity
 
 if TYPE_CHECKING:
@@ -58,7 +59,10 @@ class Service:
         self._access = callers.access
         self._tenants = callers.tenants
         self._tls = tls
-        self._server = grpc.aio.server(interceptors=[RequestIntake()], options=server_options(connection_age))
+        self._large_requests = LargeRequests()
+        self._server = grpc.aio.server(
+            interceptors=[RequestIntake(self._large_requests)], options=server_options(connection_age)
+        )
         self._health = health_aio.HealthServicer()
         self._worker: Worker | None = None
         self._http: HttpServer | None = None
@@ -142,6 +146,7 @@ class Service:
                 worker,
                 access=self._access,
                 admission=admission,
+                large_requests=self._large_requests,
                 tls=self._tls,
                 flush_seconds=FLUSH_SECONDS,
             )

@@ -22,7 +22,6 @@ from prefixcache.v1 import inference_pb2_grpc
 from prefixcache_client.channel import CHANNEL_OPTIONS, MAX_RESPONSE_BYTES
 from prefixcache_client.channel import MAX_REQUEST_BYTES as CLIENT_MAX_REQUEST_BYTES
 from prefixcache_worker.config import WorkerConfig
-from prefixcache_worker.errors import QueueFullError
 from prefixcache_worker.model.scripted_model import ScriptedModel
 from prefixcache_worker.server.grpc import connections
 from prefixcache_worker.server.grpc.connections import (
@@ -33,7 +32,7 @@ from prefixcache_worker.server.grpc.connections import (
     connection_age,
     server_options,
 )
-from prefixcache_worker.server.grpc.request_intake import LARGE_REQUEST_BYTES, RequestIntake
+from prefixcache_worker.server.large_requests import LargeRequests
 
 METHODS = (
     "/prefixcache.v1.InferenceService/Generate",
@@ -76,22 +75,9 @@ async def test_bytes_that_are_no_message_are_an_invalid_argument(
     assert not caplog.records
 
 
-async def test_large_requests_are_refused_while_others_take_the_memory():
-    intake = RequestIntake(max_large_bytes=3 * LARGE_REQUEST_BYTES)
-    small, large = LARGE_REQUEST_BYTES, LARGE_REQUEST_BYTES + 1
-    with intake._memory(large), intake._memory(large):
-        with intake._memory(small):
-            pass
-        with pytest.raises(QueueFullError, match=f"^{2 * large} .* {3 * small} .* {large};"):
-            intake._memory(large).__enter__()
-    with intake._memory(large), intake._memory(large):
-        pass
-    assert intake._num_large_bytes == 0
-
-
 async def test_a_large_request_is_counted_until_its_call_ends(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("prefixcache_worker.server.service.RequestIntake", lambda: intake)
-    intake = RequestIntake(max_large_bytes=150_000)
+    requests = LargeRequests(max_bytes=150_000)
+    monkeypatch.setattr("prefixcache_worker.server.service.LargeRequests", lambda: requests)
     model = GatedModel(scripted())
     large = greedy_request(stream("a", 20), 4, request_id="long", cache=pb.CacheOptions(salt="s"))
     large.stop_conditions.stop.extend(["x" * 1000] * 16)
@@ -108,7 +94,7 @@ async def test_a_large_request_is_counted_until_its_call_ends(monkeypatch: pytes
         assert await second.code() is grpc.StatusCode.OK
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "as many requests" in (error.details() or "")
-    assert intake._num_large_bytes == 0
+    assert requests.num_bytes == 0
 
 
 @pytest.mark.parametrize("num_ids", [1_000_000, 3_000_000])

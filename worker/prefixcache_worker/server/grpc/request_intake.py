@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from inspect import isasyncgen
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from prefixcache_worker.errors import InvalidRequestError, QueueFullError
+from prefixcache_worker.errors import InvalidRequestError
+from prefixcache_worker.server.large_requests import LargeRequests
 from prefixcache_worker.server.status import errors_as_status
-
-LARGE_REQUEST_BYTES = 64 * 1024
-"""Smaller requests are not counted: how many there are at once is bounded elsewhere."""
-MAX_LARGE_BYTES = 64 * 1024 * 1024
-"""Of large requests at once. A request takes about three times its bytes until its call ends."""
 
 
 class RequestIntake(grpc.aio.ServerInterceptor):
     """Makes messages of what clients send: of bytes that are none, INVALID_ARGUMENT; and of a large request,
-    while others of `max_large_bytes` are being answered, RESOURCE_EXHAUSTED."""
+    while others take the room for such, RESOURCE_EXHAUSTED."""
 
-    def __init__(self, *, max_large_bytes: int = MAX_LARGE_BYTES) -> None:
-        self._max_large_bytes = max_large_bytes
-        self._num_large_bytes = 0
+    def __init__(self, large_requests: LargeRequests) -> None:
+        self._large_requests = large_requests
 
     async def intercept_service(
         self,
@@ -62,22 +57,9 @@ class RequestIntake(grpc.aio.ServerInterceptor):
         self, data: bytes, parse: Callable[[bytes], Any], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[Any]:
         async with errors_as_status(context):
-            with self._memory(len(data)):
+            with self._large_requests.room() as room:
+                room.grow_to(len(data))
                 yield _parsed(data, parse)
-
-    @contextmanager
-    def _memory(self, num_bytes: int) -> Iterator[None]:
-        counted = num_bytes if num_bytes > LARGE_REQUEST_BYTES else 0
-        if counted and self._num_large_bytes + counted > self._max_large_bytes:
-            raise QueueFullError(
-                f"{self._num_large_bytes} bytes of large requests are being answered, at most "
-                f"{self._max_large_bytes} may be, and this one has {num_bytes}; try again later"
-            )
-        self._num_large_bytes += counted
-        try:
-            yield
-        finally:
-            self._num_large_bytes -= counted
 
 
 def _parsed(data: bytes, parse: Callable[[bytes], Any]) -> Any:

@@ -30,6 +30,7 @@ from prefixcache_worker.server.http.objects import (
     ModelObject,
     TextCompletion,
 )
+from prefixcache_worker.server.large_requests import LargeRequests
 from prefixcache_worker.server.metrics import Metrics
 from prefixcache_worker.server.served_model import ServedModel
 
@@ -49,6 +50,7 @@ class Door:
         model: ServedModel,
         access: Access,
         admission: Admission,
+        large_requests: LargeRequests,
         metrics: Metrics,
     ) -> None:
         self._model = model
@@ -57,7 +59,11 @@ class Door:
         self._is_ready = True
         self._created = int(time.time())
         self._generation = Generation(
-            engine_loop=engine_loop, model=model, access=access, admission=admission
+            engine_loop=engine_loop,
+            model=model,
+            access=access,
+            admission=admission,
+            large_requests=large_requests,
         )
         self.app = self._app()
 

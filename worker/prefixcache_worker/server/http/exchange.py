@@ -17,6 +17,7 @@ from prefixcache_worker.errors import SlowReaderError
 from prefixcache_worker.server.access.access import Metadata
 from prefixcache_worker.server.call_metadata import REQUEST_ID_KEY, call_metadata
 from prefixcache_worker.server.http.errors import HttpError, response_from_error
+from prefixcache_worker.server.large_requests import RequestRoom
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 BODY_SECONDS = 30.0
@@ -45,8 +46,8 @@ class Exchange:
         """Names in lower case; any of them more than once."""
         return self._request.headers.items()
 
-    async def read_body(self) -> bytes:
-        """The body, which must say that it is JSON. Raises HttpError, ClientDisconnect."""
+    async def read_body(self, room: RequestRoom) -> bytes:
+        """The body, which must say that it is JSON. Raises HttpError, QueueFullError, ClientDisconnect."""
         content_type = self._request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if content_type != "application/json":
             raise HttpError(415, "unsupported_media_type", "send the header content-type: application/json")
@@ -60,6 +61,7 @@ class Exchange:
                         raise HttpError(
                             413, "body_too_large", f"the body is longer than {MAX_BODY_BYTES} bytes"
                         )
+                    room.grow_to(num_bytes)
                     parts.append(part)
         except TimeoutError as error:
             raise HttpError(

@@ -32,6 +32,7 @@ from prefixcache_worker.server.http.objects import (
     UsageObject,
 )
 from prefixcache_worker.server.http.to_proto import Translated, chat_to_proto, completion_to_proto
+from prefixcache_worker.server.large_requests import LargeRequests, RequestRoom
 from prefixcache_worker.server.off_loop import off_loop
 from prefixcache_worker.server.request_record import RequestRecord
 from prefixcache_worker.server.served_model import ServedModel
@@ -96,24 +97,33 @@ class Generation:
     """Answers the two calls that generate. Translates; decides nothing."""
 
     def __init__(
-        self, *, engine_loop: EngineLoop, model: ServedModel, access: Access, admission: Admission
+        self,
+        *,
+        engine_loop: EngineLoop,
+        model: ServedModel,
+        access: Access,
+        admission: Admission,
+        large_requests: LargeRequests,
     ) -> None:
         self._engine_loop = engine_loop
         self._model = model
         self._access = access
         self._admission = admission
+        self._large_requests = large_requests
 
     async def chat(self, exchange: Exchange) -> None:
         """POST /v1/chat/completions."""
         caller = self._access.caller(exchange.headers)
-        body = await self._body(exchange, ChatBody)
-        await exchange.while_connected(self._chat(exchange, caller, body))
+        with self._large_requests.room() as room:
+            body = await self._body(exchange, room, ChatBody)
+            await exchange.while_connected(self._chat(exchange, caller, body))
 
     async def completion(self, exchange: Exchange) -> None:
         """POST /v1/completions."""
         caller = self._access.caller(exchange.headers)
-        body = await self._body(exchange, CompletionBody)
-        await exchange.while_connected(self._completion(exchange, caller, body))
+        with self._large_requests.room() as room:
+            body = await self._body(exchange, room, CompletionBody)
+            await exchange.while_connected(self._completion(exchange, caller, body))
 
     async def _chat(self, exchange: Exchange, caller: Caller, body: ChatBody) -> None:
         envelope = self._envelope("chatcmpl", exchange, body)
@@ -195,8 +205,8 @@ class Generation:
             async with stream:
                 yield Running(translated, request, stream, record)
 
-    async def _body(self, exchange: Exchange, kind: type[BodyT]) -> BodyT:
-        raw = await exchange.read_body()
+    async def _body(self, exchange: Exchange, room: RequestRoom, kind: type[BodyT]) -> BodyT:
+        raw = await exchange.read_body(room)
 
         def parsed() -> BodyT:
             value = parse_json(raw)

@@ -7,6 +7,7 @@ from prefixcache_worker.server.access.admission import Admission
 from prefixcache_worker.server.build import Worker
 from prefixcache_worker.server.http.door import Door
 from prefixcache_worker.server.http.listener import HttpListener
+from prefixcache_worker.server.large_requests import LargeRequests
 from prefixcache_worker.server.tls import TlsIdentity
 
 
@@ -29,6 +30,7 @@ class HttpServer:
         *,
         access: Access,
         admission: Admission,
+        large_requests: LargeRequests,
         tls: TlsIdentity | None,
         flush_seconds: float,
     ) -> None:
@@ -38,6 +40,7 @@ class HttpServer:
             model=worker.model,
             access=access,
             admission=admission,
+            large_requests=large_requests,
             metrics=worker.metrics,
         )
         ssl_context = None if tls is None else tls.ssl_context()
