@@ -1,4 +1,5 @@
-"""What the service costs beside the model: streams through gRPC, first messages, health and abort under load.
+"""What the service costs beside the model: streams through gRPC, first messages, health and abort under load,
+what another tenant's hits tell, and a restart.
 
 Each section is a file of `service_sections/` that makes rows.
 
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from report import Row, print_rows
 from service_sections.probe import probe_rows
 from service_sections.responsiveness import responsiveness_rows
+from service_sections.restart import restart_rows
 from service_sections.step_share import step_share_rows
 from service_sections.throughput import throughput_rows
 
@@ -30,6 +32,7 @@ def main() -> None:
         "responsiveness": lambda args: responsiveness_rows(),
         "step_share": lambda args: step_share_rows(),
         "probe": lambda args: probe_rows(),
+        "restart": lambda args: restart_rows(args.rounds),
     }
     parser.add_argument("--sections", nargs="*", choices=sections, default=list(sections))
     args = parser.parse_args()

@@ -1,11 +1,7 @@
-"""A worker with a snapshot is stopped and started: how soon it is ready, and what its first hit takes.
-
-Usage: restart.py [--prefixes 500] [--pairs 5] [--json FILE]
-"""
+"""A worker with a snapshot is stopped and started: how soon it is ready, and what its first hit takes."""
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import tempfile
@@ -15,11 +11,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from report import Row, print_rows
+from report import Row
 
 from prefixcache_client import Client
 from prefixcache_client.worker_process import WorkerProcess
 
+NUM_PREFIXES = 500
 PREFIX_TOKENS = 32
 """Two blocks, so that 500 prefixes and their tails fit the usual pool."""
 FIRST_HIT_SECONDS = 2.0
@@ -31,10 +28,10 @@ NUM_SAMPLED = 20
 Prompt = list[int]
 
 
-def run(*, num_prefixes: int = 500, num_pairs: int = 5) -> list[Row]:
-    """The figures of one worker on the default model, stopped well and started again. Takes minutes."""
+def restart_rows(num_pairs: int) -> list[Row]:
+    """The figures of one worker on the default model, stopped well and started again."""
     rng = random.Random(11)
-    prompts = [random_tokens(rng, PREFIX_TOKENS) for _ in range(num_prefixes)]
+    prompts = [random_tokens(rng, PREFIX_TOKENS) for _ in range(NUM_PREFIXES)]
     with tempfile.TemporaryDirectory() as folder:
         with started("--snapshot", folder) as (client, cold_seconds):
             for prompt in prompts:
@@ -42,7 +39,7 @@ def run(*, num_prefixes: int = 500, num_pairs: int = 5) -> list[Row]:
             saved = client.snapshot()
             rows = [
                 Row(
-                    name=f"snapshot of {num_prefixes} prefixes",
+                    name=f"snapshot of {NUM_PREFIXES} prefixes",
                     value=saved.num_bytes / 2**20,
                     unit="MiB",
                     note=f"{saved.num_blocks} blocks, saved in {saved.seconds:.2f} s by an idle worker",
@@ -67,7 +64,7 @@ def run(*, num_prefixes: int = 500, num_pairs: int = 5) -> list[Row]:
             note=f"{cold_seconds:.2f} s without; the model is loaded in both",
         ),
         Row(
-            name=f"first hit after a restart with {num_prefixes} warm prefixes",
+            name=f"first hit after a restart with {NUM_PREFIXES} warm prefixes",
             value=first_hit_seconds,
             unit="s after ready",
             bar=f"<= {FIRST_HIT_SECONDS:g}",
@@ -139,18 +136,3 @@ def tokens_per_second(client: Client, rng: random.Random) -> float:
     with ThreadPoolExecutor(NUM_STREAMS) as pool:
         num_tokens = sum(pool.map(stream, prompts))
     return num_tokens / (time.perf_counter() - began)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--prefixes", type=int, default=500)
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--json")
-    args = parser.parse_args()
-    print_rows(run(num_prefixes=args.prefixes, num_pairs=args.pairs), args.json)
-
-
-if __name__ == "__main__":
-    main()
