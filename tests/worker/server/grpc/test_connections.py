@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
@@ -197,3 +198,19 @@ async def test_a_stream_on_a_connection_that_has_reached_its_age_ends_normally()
         deltas = [first.delta, *[response.delta for response in await rest_of(call)]]
         assert await call.code() is grpc.StatusCode.OK
     assert [token for delta in deltas for token in delta.token_ids] == reference(prompt, 6)
+
+
+async def test_b110_one_channel_spreads_its_calls_over_all_workers():
+    """As to a name of several workers. A new connection, each `--max-connection-age`, looks it up again."""
+    async with AsyncExitStack() as stack:
+        workers = [await stack.enter_async_context(served(loaded(tiny_decoder()))) for _ in range(3)]
+        target = "ipv4:" + ",".join(worker.address for worker in workers)
+        channel = await stack.enter_async_context(
+            grpc.aio.insecure_channel(target, [("grpc.lb_policy_name", "round_robin")])
+        )
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        for number in range(90):
+            await rest_of(stub.Generate(greedy_request([5, 6, 7 + number], 1), timeout=DEADLINE_SECONDS))
+        num_answered = [(await worker.stats()).requests.finished for worker in workers]
+    assert sum(num_answered) == 90
+    assert min(num_answered) >= 15
