@@ -67,7 +67,6 @@ BENCHMARKS = {
     "cache_ops": Benchmark("Cache operations", " --sglang PYTHON --vllm-python PYTHON"),
     "schemes": Benchmark("The schemes"),
     "tier": Benchmark("A tier behind the pool"),
-    "restart": Benchmark("A restart with a snapshot"),
     "service": Benchmark(
         "The service beside the model",
         about="The scripted model costs next to nothing, so that what is measured is the service. Its "

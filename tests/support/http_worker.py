@@ -31,6 +31,8 @@ class HttpWorker:
     worker: Worker
     service: Service
     address: str
+    grpc_address: str
+    """Of the other door."""
     client: httpx.AsyncClient
 
     @property
@@ -82,11 +84,13 @@ async def http_served(
     worker = assemble_worker(loaded, WorkerConfig(**{"kv_blocks": 256} | settings))
     everybody = OpenAccess(trusts_tenant_header=True)
     service = Service(callers=AccessSettings(access=access or everybody), tls=tls)
-    service.bind("127.0.0.1:0")
+    grpc_address = service.bind("127.0.0.1:0")
     address = service.bind_http("127.0.0.1:0")
     await service.start(worker)
     try:
         async with httpx.AsyncClient(base_url=f"http://{address}", timeout=DEADLINE_SECONDS) as client:
-            yield HttpWorker(worker=worker, service=service, address=address, client=client)
+            yield HttpWorker(
+                worker=worker, service=service, address=address, grpc_address=grpc_address, client=client
+            )
     finally:
         await service.stop(drain_seconds=0)

@@ -58,6 +58,20 @@ async def test_the_page_tells_what_the_worker_has_done():
     assert values["cache_config_info", *shape] == 1
 
 
+async def test_tiers_have_figures_of_their_own():
+    async with served(loaded(tiny_decoder()), kv_blocks=8, kv_headroom=0.0, tier_memory=1 << 20) as worker:
+        await worker.answer(greedy_request(PROMPT, 1))
+        await worker.answer(greedy_request(stream("z", 127), 1))
+        stats, values = await worker.stats(), await scraped(worker)
+    (tier,) = stats.tiers
+    assert tier.stored > 0
+    assert values["tier_blocks", "used", "memory"] == tier.used_blocks
+    assert values["tier_blocks", "free", "memory"] == tier.num_blocks - tier.used_blocks
+    moved = [values["tier_blocks_moved_total", "memory", way] for way in ("stored", "restored", "evicted")]
+    assert moved == [tier.stored, tier.restored, tier.evicted]
+    assert values["restored_tokens_total",] == stats.tokens.restored
+
+
 async def test_gauges_show_the_moment():
     model = GatedModel(tiny_decoder())
     async with served(loaded(model)) as worker:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prefixcache_worker.engine.engine import Engine
 from prefixcache_worker.engine.engine_loop import EngineLoop
 from prefixcache_worker.engine.observer import Outcome
-from prefixcache_worker.engine.stats import EngineStats
+from prefixcache_worker.engine.stats import EngineStats, TierStats, TokenStats
 from prefixcache_worker.server.served_model import ServedModel
 
 REQUEST_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
@@ -132,7 +132,7 @@ class _EngineState:
         )
         yield _by_label(
             GaugeMetricFamily("prefixcache_blocks", "Blocks of the pool by state.", labels=["state"]),
-            {"free": blocks.free, "idle": blocks.idle, "live": blocks.live},
+            {("free",): blocks.free, ("idle",): blocks.idle, ("live",): blocks.live},
         )
         yield _by_label(
             CounterMetricFamily(
@@ -140,14 +140,14 @@ class _EngineState:
                 "Prompt tokens of requests that ran, by where their KV came from; once for each request.",
                 labels=["source"],
             ),
-            {"cached": tokens.cached, "computed": tokens.computed},
+            {("cached",): tokens.cached, ("computed",): tokens.computed},
         )
         yield _by_label(
             CounterMetricFamily("prefixcache_requests", "Requests by how they ended.", labels=["outcome"]),
             {
-                Outcome.FINISHED.value: requests.finished,
-                Outcome.CANCELLED.value: requests.cancelled,
-                Outcome.FAILED.value: requests.failed,
+                (Outcome.FINISHED.value,): requests.finished,
+                (Outcome.CANCELLED.value,): requests.cancelled,
+                (Outcome.FAILED.value,): requests.failed,
             },
         )
         yield _counter("generated_tokens", "Tokens of answers, over all choices.", tokens.generated)
@@ -155,6 +155,32 @@ class _EngineState:
         yield _counter("steps", "Forward passes.", requests.steps)
         yield _counter("blocks_evicted", "Cached blocks given up for room.", blocks.evicted)
         yield _counter("blocks_copied", "Blocks copied because one who writes shared them.", blocks.copied)
+        yield from _tier_metrics(tokens, self.stats.tiers)
+
+
+def _tier_metrics(tokens: TokenStats, tiers: Sequence[TierStats]) -> Iterator[Metric]:
+    """Families without samples where there are no tiers."""
+    places: dict[tuple[str, ...], float] = {}
+    moves: dict[tuple[str, ...], float] = {}
+    for tier in tiers:
+        places[tier.name, "used"] = tier.used_blocks
+        places[tier.name, "free"] = tier.num_blocks - tier.used_blocks
+        moves[tier.name, "stored"] = tier.stored
+        moves[tier.name, "restored"] = tier.restored
+        moves[tier.name, "evicted"] = tier.evicted
+    yield _counter("restored_tokens", "Cached prompt tokens whose KV came back from a tier.", tokens.restored)
+    yield _by_label(
+        GaugeMetricFamily("prefixcache_tier_blocks", "Places of a tier by state.", labels=["tier", "state"]),
+        places,
+    )
+    yield _by_label(
+        CounterMetricFamily(
+            "prefixcache_tier_blocks_moved",
+            "Blocks that came into a tier, went back to the pool, or were given up.",
+            labels=["tier", "way"],
+        ),
+        moves,
+    )
 
 
 def _gauge(name: str, help_text: str, value: float) -> Metric:
@@ -169,7 +195,9 @@ def _info(name: str, help_text: str, values: dict[str, str]) -> Metric:
     return InfoMetricFamily(f"prefixcache_{name}", help_text, value=values)
 
 
-def _by_label(family: GaugeMetricFamily | CounterMetricFamily, value_by_label: Mapping[str, float]) -> Metric:
-    for label, value in value_by_label.items():
-        family.add_metric([label], value)
+def _by_label(
+    family: GaugeMetricFamily | CounterMetricFamily, value_by_labels: Mapping[tuple[str, ...], float]
+) -> Metric:
+    for labels, value in value_by_labels.items():
+        family.add_metric(labels, value)
     return family

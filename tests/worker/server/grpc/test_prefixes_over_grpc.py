@@ -17,10 +17,6 @@ from support.tiny_model import tiny_decoder
 from prefixcache import unpack_tokens
 from prefixcache.v1 import cache_pb2, inference_pb2
 from prefixcache_worker.errors import ConfigError
-from prefixcache_worker.server.access.access import Metadata
-from prefixcache_worker.server.access.access_settings import AccessSettings
-from prefixcache_worker.server.access.caller import Caller, Role
-from prefixcache_worker.server.access.tenant_limits import TenantLimits
 
 TOKENS = list(range(10, 10 + 40))  # two whole blocks, and half of one
 POLICY = "You are a support agent. Tickets can be refunded within a day."
@@ -396,63 +392,3 @@ async def test_usage_tells_a_tenant_its_own_and_an_admin_all(worker: ServedWorke
     everybody = (await call(worker, cache_pb2.GetUsageRequest(all_tenants=True))).tenants
     assert [tenant.tenant for tenant in everybody] == ["acme", "other"]
     assert sum(tenant.prompt_tokens for tenant in everybody) == (await worker.stats()).tokens.prompt
-
-
-class NamedRoles:
-    """Lets the metadata say who calls: a test stands for the file of keys."""
-
-    def caller(self, metadata: Metadata) -> Caller:
-        named = dict(metadata)
-        return Caller(
-            tenant=str(named["x-tenant-id"]),
-            role=Role[str(named["x-role"])],
-            limits=TenantLimits(max_pinned_blocks=3),
-        )
-
-
-async def as_role(worker: ServedWorker, role: Role, message: Any, tenant: str = "acme") -> Any:
-    method = getattr(worker.cache, type(message).__name__.removesuffix("Request"))
-    metadata = [("x-tenant-id", tenant), ("x-role", role.name)]
-    try:
-        return await method(message, metadata=metadata, timeout=DEADLINE_SECONDS)
-    except grpc.aio.AioRpcError as error:
-        return error.code()
-
-
-@pytest.fixture
-async def guarded() -> AsyncIterator[ServedWorker]:
-    callers = AccessSettings(access=NamedRoles())
-    async with served(loaded(tiny_decoder(vocabulary_size=300)), callers=callers) as serving:
-        yield serving
-
-
-async def test_roles_decide_over_what_is_public_and_what_is_others(guarded: ServedWorker) -> None:
-    denied = grpc.StatusCode.PERMISSION_DENIED
-    assert await as_role(guarded, Role.USER, of_tokens(public=True)) is denied
-    public = (await as_role(guarded, Role.PUBLISHER, of_tokens(public=True))).prefix
-    private = (await as_role(guarded, Role.USER, of_tokens([9] * 16), "other")).prefix
-
-    get_public = cache_pb2.GetPrefixRequest(prefix_id=public.prefix_id)
-    get_private = cache_pb2.GetPrefixRequest(prefix_id=private.prefix_id)
-    assert (await as_role(guarded, Role.USER, get_public, "other")).prefix.num_blocks == 2
-    assert await as_role(guarded, Role.PUBLISHER, get_private) is grpc.StatusCode.NOT_FOUND
-    assert (await as_role(guarded, Role.ADMIN, get_private)).prefix.tenant == "other"
-
-    delete_public = cache_pb2.DeletePrefixRequest(prefix_id=public.prefix_id)
-    assert await as_role(guarded, Role.PUBLISHER, delete_public, "other") is denied
-    await as_role(guarded, Role.ADMIN, delete_public, "other")
-    assert await as_role(guarded, Role.USER, get_public, "other") is grpc.StatusCode.NOT_FOUND
-
-    for message in (cache_pb2.GetUsageRequest(tenant="other"), cache_pb2.GetUsageRequest(all_tenants=True)):
-        assert await as_role(guarded, Role.PUBLISHER, message) is denied
-        assert (await as_role(guarded, Role.ADMIN, message)).tenants
-    own = await as_role(guarded, Role.USER, cache_pb2.GetUsageRequest(tenant="acme"))
-    assert [usage.tenant for usage in own.tenants] == ["acme"]
-
-
-async def test_a_tenant_keeps_no_more_than_its_own_limit(guarded: ServedWorker) -> None:
-    assert (await as_role(guarded, Role.USER, of_tokens())).prefix.num_blocks == 2
-    refusal = await as_role(guarded, Role.USER, of_tokens([9] * 32))
-    assert refusal is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert (await as_role(guarded, Role.USER, of_tokens([9] * 16))).prefix.num_blocks == 1
-    assert (await as_role(guarded, Role.USER, of_tokens([9] * 32), "other")).prefix.num_blocks == 2

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from support.http_worker import http_served, refusal
+from support.named_callers import NamedCallers, caller_headers
 from support.tiny_loaded_model import loaded
 from support.tiny_model import tiny_decoder
 
-from prefixcache_worker.errors import UnauthenticatedError
-from prefixcache_worker.server.access.access import Access, Metadata
-from prefixcache_worker.server.access.caller import Caller, Role
-
-
-class NamedRoles(Access):
-    """Takes a role's name for a credential."""
-
-    def caller(self, metadata: Metadata) -> Caller:
-        for key, value in metadata:
-            if key == "authorization":
-                return Caller(tenant="shop", role=Role[value.removeprefix("Bearer ")])
-        raise UnauthenticatedError("no role")
+from prefixcache_worker.server.access.caller import Role
 
 
 async def test_admins_read_what_both_doors_have_done():
-    async with http_served(loaded(tiny_decoder()), access=NamedRoles()) as worker:
-        as_user, as_admin = ({"authorization": f"Bearer {role}"} for role in ("USER", "ADMIN"))
+    async with http_served(loaded(tiny_decoder()), access=NamedCallers()) as worker:
+        as_user, as_admin = caller_headers("shop"), caller_headers("shop", Role.ADMIN)
         answer = await worker.client.post(
             "/v1/completions",
             json={"model": "tiny", "prompt": "hello", "max_tokens": 3, "temperature": 0, "ignore_eos": True},
