@@ -111,8 +111,10 @@ def test_supervisors_wait_for_the_drain_and_the_last_snapshot():
 def test_prometheus_scrapes_the_workers_door_with_a_key():
     scrapes = yaml.safe_load((DEPLOY / "compose/prometheus.yml").read_text())["scrape_configs"]
     volumes = compose()["services"]["prometheus"]["volumes"]
-    targets_of_mounts = {volume.split(":")[1] for volume in volumes}
-    assert {scrape["authorization"]["credentials_file"] for scrape in scrapes} <= targets_of_mounts
+    mounted = {volume.split(":")[1] for volume in volumes}
+    # A relative path begins where the file is that has it.
+    keys = {f"/etc/prometheus/{scrape['authorization']['credentials_file']}" for scrape in scrapes}
+    assert keys | {"/etc/prometheus/prometheus.yml"} <= mounted
     http_address = tomllib.loads((DEPLOY / "worker.toml").read_text())["http_address"]
     targets = [
         target for scrape in scrapes for place in scrape["static_configs"] for target in place["targets"]
