@@ -12,6 +12,8 @@ from google.rpc import error_details_pb2, status_pb2
 _DETAILS_KEY = "grpc-status-details-bin"
 _NOT_REACHED = ("failed to connect", "errors resolving", "DNS resolution failed")
 """How gRPC begins its own sentence when no connection came about."""
+_REFUSED_AFTER_ANSWER = ("handshake failed", "verification check failed", "Socket closed")
+"""What that sentence has when somebody listens, but the two sides do not agree on encryption."""
 
 
 class PrefixCacheClientError(Exception):
@@ -128,6 +130,13 @@ def error_from_rpc(error: grpc.RpcError, *, address: str) -> PrefixCacheClientEr
             return ResourceExhaustedError(message, _retry_after_seconds(details))
         case grpc.StatusCode.UNAVAILABLE if details.code:  # in the worker's own words
             return UnavailableError(f"{address}: {message}")
+        case grpc.StatusCode.UNAVAILABLE if message.startswith(_NOT_REACHED) and any(
+            words in message for words in _REFUSED_AFTER_ANSWER
+        ):
+            return UnavailableError(
+                f"{address}: no connection, since worker and client differ about TLS: a worker with it needs "
+                f"--tls-ca, one with --tls-client-ca a certificate too, one without it neither ({message})"
+            )
         case grpc.StatusCode.UNAVAILABLE if message.startswith(_NOT_REACHED):
             return UnavailableError(
                 f"no worker answers at {address}: start one with `prefixcache serve`, or give another address"

@@ -96,11 +96,25 @@ def test_compose_mounts_and_publishes_what_the_worker_is_told():
     ports = {port.rsplit(":", 1)[1] for port in worker["ports"]}
     assert ports == {settings[key].rsplit(":", 1)[1] for key in ("address", "http_address")}
     assert all(port.startswith("127.0.0.1:") for port in worker["ports"])
-    assert float(worker["stop_grace_period"].rstrip("s")) > settings["drain_seconds"]
 
 
-def test_prometheus_scrapes_the_workers_door():
+def test_supervisors_wait_for_the_drain_and_the_last_snapshot():
+    config = load_config(["--config", str(DEPLOY / "worker.toml")], {})
+    needed = config.drain_seconds + config.snapshot_stop_seconds + 5
+    unit = (DEPLOY / "systemd/prefixcache.service").read_text()
+    (line,) = [line for line in unit.splitlines() if line.startswith("TimeoutStopSec=")]
+
+    assert float(compose()["services"]["worker"]["stop_grace_period"].rstrip("s")) >= needed
+    assert float(line.partition("=")[2]) >= needed
+
+
+def test_prometheus_scrapes_the_workers_door_with_a_key():
     scrapes = yaml.safe_load((DEPLOY / "compose/prometheus.yml").read_text())["scrape_configs"]
+    volumes = compose()["services"]["prometheus"]["volumes"]
+    mounted = {volume.split(":")[1] for volume in volumes}
+    # A relative path begins where the file is that has it.
+    keys = {f"/etc/prometheus/{scrape['authorization']['credentials_file']}" for scrape in scrapes}
+    assert keys | {"/etc/prometheus/prometheus.yml"} <= mounted
     http_address = tomllib.loads((DEPLOY / "worker.toml").read_text())["http_address"]
     targets = [
         target for scrape in scrapes for place in scrape["static_configs"] for target in place["targets"]

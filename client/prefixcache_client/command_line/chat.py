@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
                 generation = write_stream(client.stream(turns, **options))
             turns.append({"role": "assistant", "content": generation.text})
             generations.append(generation)
-            notes.print(usage_line(generation), style="dim")
+            notes.print(usage_line(generation), style="dim", soft_wrap=True)
     if arguments.json is not None:
         write_json(generations, arguments.json)
     return 0

@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
                 _write_choices(generation)
     if arguments.json is not None:
         write_json(generation, arguments.json)
-    console(stderr=True).print(usage_line(generation), style="dim")
+    console(stderr=True).print(usage_line(generation), style="dim", soft_wrap=True)
     return 0
 
 

@@ -66,7 +66,7 @@ def usage_line(generation: Generation) -> str:
     """One line on what an answer cost."""
     usage, timing = generation.usage, generation.timing
     return (
-        f"{usage.prompt_tokens:,} prompt tokens = {usage.cached_tokens:,} cached"
+        f"{count(usage.prompt_tokens, 'prompt token')} = {usage.cached_tokens:,} cached"
         f" + {usage.computed_tokens:,} computed, {usage.completion_tokens:,} generated"
         f"{', approximately' if usage.is_approximate else ''}; "
         f"first token after {seconds(timing.first_token_seconds)}, last after {seconds(timing.total_seconds)}"
