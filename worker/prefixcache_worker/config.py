@@ -317,8 +317,8 @@ def _argument_parser() -> argparse.ArgumentParser:
     example = _SETTING_BY_NAME["kv_memory"]
     parser = argparse.ArgumentParser(
         prog="prefixcache serve",
-        description="Serves a language model over gRPC, and over HTTP as OpenAI does; requests share the KV of equal "
-        "prefixes.",
+        description="Serves a language model over gRPC, and over HTTP as OpenAI does; "
+        "requests share the KV of equal prefixes.",
         epilog=f"Every flag is also a variable ({example.flag}: {example.variable}) "
         f"and a key of the TOML file ({example.name}). Flags overrule variables, variables the file.",
         allow_abbrev=False,
