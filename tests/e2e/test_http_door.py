@@ -29,9 +29,9 @@ async def served(*arguments: str) -> AsyncIterator[tuple[asyncio.subprocess.Proc
         async with asyncio.timeout(DEADLINE_SECONDS):
             assert process.stdout is not None
             lines = [(await process.stdout.readline()).decode() for _ in range(3)]
-            assert lines[1].startswith("OpenAI-compatible HTTP on 127.0.0.1:")
+            assert lines[1].startswith("OpenAI-compatible HTTP on http://127.0.0.1:")
             assert lines[2].startswith("listening on 127.0.0.1:")
-            yield process, f"http://{lines[1].split()[-1]}/v1"
+            yield process, lines[1].split()[-1]
     finally:
         if process.returncode is None:
             process.kill()

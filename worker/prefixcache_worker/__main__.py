@@ -52,7 +52,8 @@ def _serve(config: WorkerConfig) -> None:
     def announce(address: str, http_address: str | None, worker: Worker) -> None:
         print(f"pool: {worker.pool_size}")
         if http_address is not None:
-            print(f"OpenAI-compatible HTTP on {http_address}")
+            scheme = "http" if config.tls_certificate is None else "https"
+            print(f"OpenAI-compatible HTTP on {scheme}://{http_address}/v1")
         print(f"listening on {address}", flush=True)
 
     asyncio.run(

@@ -24,6 +24,8 @@ class WorkerConfig:
     """
 
     model: str | None = None
+    model_name: str | None = None
+    """What clients call it; None: what its file calls it."""
     device: str = "cpu"
     weights: Literal["fp32", "bf16", "int8"] = "fp32"
     attention: str = "auto"
@@ -186,6 +188,9 @@ _LOG_LEVELS = ("debug", "info", "warning", "error")
 SETTINGS = (
     Setting("model", str, bool, "a path",
             "a .gguf file or a folder with safetensors; without it the built-in SmolLM2-135M-Instruct"),
+    Setting("model_name", str, lambda name: 1 <= len(name) <= 256 and name.isprintable(),
+            "1 to 256 printable characters",
+            "what clients call the model, as OpenAI's do; without it what its file says"),
     Setting("device", str, ("cpu", "cuda").__contains__, "cpu or cuda",
             "where the model runs: cpu or cuda"),
     Setting("weights", str, ("fp32", "bf16", "int8").__contains__, "fp32, bf16 or int8",

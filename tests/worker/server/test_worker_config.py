@@ -20,6 +20,7 @@ from prefixcache_worker.errors import ConfigError
 
 SAMPLE_TEXT = {
     "model": "models/some.gguf",
+    "model_name": "some 1B",
     "device": "cuda",
     "weights": "int8",
     "attention": "torch",
@@ -191,7 +192,7 @@ def test_a_config_made_in_code_is_checked_too():
 def test_an_unknown_toml_key_is_named_with_the_known_ones(tmp_path: Path):
     file = tmp_path / "worker.toml"
     file.write_text("blocksize = 16")
-    with pytest.raises(ConfigError, match=r"worker\.toml: unknown key 'blocksize'; known are model, device"):
+    with pytest.raises(ConfigError, match=r"worker\.toml: unknown key 'blocksize'; known are model, model_name"):
         load_config(["--config", str(file)], {})
 
 

@@ -178,7 +178,7 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
             context_length,
         )
     served = ServedModel(
-        name=loaded.config.name,
+        name=config.model_name or loaded.config.name,
         build=loaded.build,
         architecture=loaded.config.architecture,
         attention_shape=shape,

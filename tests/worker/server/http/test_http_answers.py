@@ -338,3 +338,12 @@ async def test_the_model_is_listed_and_described():
         one = (await worker.client.get("/v1/models/tiny")).json()
     assert listed == {"object": "list", "data": [one]}
     assert (one["id"], one["object"], one["max_model_len"]) == ("tiny", "model", 77)
+
+
+async def test_the_model_has_the_name_that_the_worker_gives_it():
+    async with http_served(says("x"), model_name="some 1B") as worker:
+        listed = (await worker.client.get("/v1/models")).json()
+        answers = [await worker.complete("a", model=name, max_tokens=1) for name in ("some 1B", "tiny")]
+    assert [model["id"] for model in listed["data"]] == ["some 1B"]
+    assert [answer.status_code for answer in answers] == [200, 404]
+    assert answers[0].json()["model"] == "some 1B"
