@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import stat
@@ -321,12 +322,13 @@ async def test_what_is_saved_while_blocks_come_and_go_is_right(model: LoadedMode
     prompts = [stream(letter, 48) for letter in "abcde"]
     async with served(model, **settings) as worker:
         saves = [asyncio.create_task(save(worker))]
-        for prompt in [*prompts, *prompts]:
+        for number, prompt in enumerate(itertools.cycle(prompts)):
+            if number >= 2 * len(prompts) and len(saves) > 3:
+                break
             await cached_tokens(worker, prompt)
             if saves[-1].done():
                 saves.append(asyncio.create_task(save(worker)))
         await asyncio.gather(*saves)
-        assert len(saves) > 1
         stats = await worker.stats()
         assert stats.blocks.evicted > 0
         assert stats.tiers[0].stored > 0
