@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from fractions import Fraction
 from typing import Any, Literal, NamedTuple
 
 from prefixcache_worker.errors import ConfigError
+from prefixcache_worker.memory_size import parse_memory
+from prefixcache_worker.server_address import split_address
 
 ENVIRONMENT_PREFIX = "PREFIXCACHE_"
 
@@ -115,36 +115,6 @@ class Setting(NamedTuple):
     @property
     def variable(self) -> str:
         return ENVIRONMENT_PREFIX + self.name.upper()
-
-
-_MEMORY_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
-
-
-def parse_memory(text: str) -> int:
-    """Bytes of "1GiB", "512 MiB", "1.5G" or "1073741824"; Ki is 1024, K is 1000. Raises ValueError."""
-    match = _MEMORY_SIZE.fullmatch(text.strip())
-    if match is None or (match[3] and not match[2]):
-        raise ValueError(f"{text!r} is not a memory size")
-    unit = (1024 if match[3] else 1000) ** " KMGT".index(match[2].upper() or " ")
-    return int(Fraction(match[1]) * unit)
-
-
-def format_memory(num_bytes: int) -> str:
-    """A size for people, in binary units: "1GiB", "37.5MiB", "100B"."""
-    exponent = min(max(num_bytes.bit_length() - 1, 0) // 10, 4)
-    unit = ("B", "KiB", "MiB", "GiB", "TiB")[exponent]
-    return f"{num_bytes / 1024**exponent:.4g}{unit}"
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of "HOST:PORT" or "[IPV6]:PORT". Raises ValueError."""
-    host, separator, port = address.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    if not separator or not host or (":" in host and not bracketed):
-        raise ValueError(f"{address!r} is not HOST:PORT")
-    if not (port.isascii() and port.isdigit() and int(port) <= 65535):
-        raise ValueError(f"{port!r} is not a port")
-    return host, int(port)
 
 
 def _is_address(address: str) -> bool:

@@ -8,15 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefixcache_worker.config import (
-    SETTINGS,
-    Setting,
-    WorkerConfig,
-    format_memory,
-    load_config,
-    parse_memory,
-)
+from prefixcache_worker.config import SETTINGS, Setting, WorkerConfig, load_config
 from prefixcache_worker.errors import ConfigError
+from prefixcache_worker.memory_size import format_memory, parse_memory
 
 SAMPLE_TEXT = {
     "model": "models/some.gguf",
@@ -192,7 +186,9 @@ def test_a_config_made_in_code_is_checked_too():
 def test_an_unknown_toml_key_is_named_with_the_known_ones(tmp_path: Path):
     file = tmp_path / "worker.toml"
     file.write_text("blocksize = 16")
-    with pytest.raises(ConfigError, match=r"worker\.toml: unknown key 'blocksize'; known are model, model_name"):
+    with pytest.raises(
+        ConfigError, match=r"worker\.toml: unknown key 'blocksize'; known are model, model_name"
+    ):
         load_config(["--config", str(file)], {})
 
 

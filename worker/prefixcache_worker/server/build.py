@@ -21,7 +21,7 @@ from prefixcache_worker.attention.kv_format import KvFormat, choose_format
 from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.attention.layout import LayoutOrder
 from prefixcache_worker.attention.sparse import SparseReads
-from prefixcache_worker.config import WorkerConfig, format_memory
+from prefixcache_worker.config import WorkerConfig
 from prefixcache_worker.constraint.compiler import ConstraintCompiler
 from prefixcache_worker.engine.cache_scheme import make_cache
 from prefixcache_worker.engine.engine import Engine
@@ -31,6 +31,7 @@ from prefixcache_worker.engine.event_feed import EventFeed, new_event_log
 from prefixcache_worker.engine.request_stream import ReaderLimits
 from prefixcache_worker.engine.tier_mover import TierMover
 from prefixcache_worker.errors import ConfigError
+from prefixcache_worker.memory_size import format_memory
 from prefixcache_worker.model.linear import products_are_batch_invariant
 from prefixcache_worker.model.loader import LoadedModel, load_model
 from prefixcache_worker.model.model import AttentionShape, AttentionWindow, Model

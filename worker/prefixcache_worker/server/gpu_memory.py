@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 
 from prefixcache_worker.attention.plan import SEGMENT_ROWS
-from prefixcache_worker.config import format_memory
 from prefixcache_worker.errors import ConfigError
+from prefixcache_worker.memory_size import format_memory
 from prefixcache_worker.model.model import AttentionShape, ForwardBatch, Model
 
 SPARE_SHARE = 0.05

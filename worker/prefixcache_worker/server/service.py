@@ -15,7 +15,6 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from prefixcache.v1 import cache_pb2, cache_pb2_grpc, inference_pb2, inference_pb2_grpc
-from prefixcache_worker.config import split_address
 from prefixcache_worker.errors import ConfigError, EngineStoppedError
 from prefixcache_worker.server.access.access_settings import AccessSettings
 from prefixcache_worker.server.access.admission import Admission
@@ -28,6 +27,7 @@ from prefixcache_worker.server.grpc.inference_servicer import InferenceServicer
 from prefixcache_worker.server.grpc.request_intake import RequestIntake
 from prefixcache_worker.server.large_requests import LargeRequests
 from prefixcache_worker.server.tls import TlsIdentity
+from prefixcache_worker.server_address import split_address
 
 if TYPE_CHECKING:
     from prefixcache_worker.server.http.http_server import HttpServer

@@ -16,8 +16,9 @@ from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.attention.plan import SequenceSpan
 from prefixcache_worker.attention.planner import AttentionPlanner
 from prefixcache_worker.attention.tier_store import TierStore, file_tier, memory_tier
-from prefixcache_worker.config import WorkerConfig, format_memory
+from prefixcache_worker.config import WorkerConfig
 from prefixcache_worker.errors import ConfigError
+from prefixcache_worker.memory_size import format_memory
 from prefixcache_worker.model.model import ForwardBatch, Model
 
 NUM_TRIALS = 3

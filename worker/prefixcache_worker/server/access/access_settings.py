@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prefixcache_worker.config import WorkerConfig, split_address
+from prefixcache_worker.config import WorkerConfig
 from prefixcache_worker.errors import ConfigError
 from prefixcache_worker.server.access.access import Access, KeyAccess, OpenAccess
 from prefixcache_worker.server.access.api_keys import KeyRing, keys_from_text
 from prefixcache_worker.server.access.tenant_limits import NO_LIMITS, TenantTable, parse_tenant_table
 from prefixcache_worker.server.access.watched_file import WatchedFile
+from prefixcache_worker.server_address import split_address
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ import ssl
 import uvicorn
 from starlette.types import ASGIApp
 
-from prefixcache_worker.config import split_address
 from prefixcache_worker.errors import ConfigError
+from prefixcache_worker.server_address import split_address
 
 IDLE_SECONDS = 75
 """How long a connection without a request stays open: longer than the pools of usual clients keep theirs."""
