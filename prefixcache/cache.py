@@ -82,7 +82,7 @@ class PrefixCache:
         """An empty cache.
 
         policy: which blocks go first when room is needed; one of `POLICIES`.
-        quotas: bounds of tenants; others have none. See also `set_quota`.
+        quotas: bounds of tenants; others have none. See also `set_quota` and `set_default_quota`.
         max_pinned_share: how much of the pool may be pinned.
         public_after_tenants: what so many tenants have computed each for itself, prompts with a
             salt aside, becomes readable for all; None leaves it private for ever. Remembers
@@ -360,12 +360,22 @@ class PrefixCache:
         """
         return self._tiers.take_moves()
 
-    def set_quota(self, tenant: str, quota: TenantQuota) -> None:
-        """Change a tenant's bounds, from now on. Nothing is evicted at once.
+    def set_quota(self, tenant: str, quota: TenantQuota | None) -> None:
+        """Change a tenant's bounds, from now on; None: to the default ones. Nothing is evicted at once.
 
         Raises InvalidArgumentError when all floors would sum to more than the pool. O(leaves log leaves).
         """
         self._blocks.quota_changed(self._ledger.set_quota(tenant, quota))
+
+    def set_default_quota(self, quota: TenantQuota) -> None:
+        """Change the bounds of all tenants that have none of their own, those not heard of yet too.
+
+        Such a tenant costs no memory once it holds nothing. Nothing is evicted at once.
+        Raises InvalidArgumentError when it has a floor. O(tenants that hold blocks * leaves).
+        """
+        for account in self._ledger.set_default_quota(quota):
+            if account.num_cached_blocks:
+                self._blocks.quota_changed(account)
 
     def usage(self, tenant: str) -> TenantUsage:
         """What a tenant holds and has asked for. Raises UnknownTenantError. O(1)."""

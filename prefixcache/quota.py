@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 MAX_PAYERS = 8
 MAX_REMEMBERED_ACCOUNTS = 4096
-"""With more accounts than this, those that hold nothing and have no quota are forgotten from time to time."""
+"""With more accounts than this, those that hold nothing and have no quota of their own are forgotten from time
+to time."""
 SHARES_PER_BLOCK = 840
 """A block's price, in equal parts that stay whole for any number of payers up to `MAX_PAYERS`."""
 
@@ -67,9 +68,9 @@ class TenantAccount:
         "tenant",
     )
 
-    def __init__(self, tenant: str) -> None:
+    def __init__(self, tenant: str, quota: TenantQuota | None = None) -> None:
         self.tenant = tenant
-        self.quota = TenantQuota()
+        self.quota = quota or TenantQuota()
         self.leaves = SortedList()
         """Entries of its evictable leaves, kept by `EvictionOrder` while it has a quota."""
         self.num_cached_blocks = 0
@@ -176,13 +177,23 @@ class TenantLedger:
     Invariant, proved by `check`: cached blocks and shares are what counting again gives.
     """
 
-    __slots__ = ("_account_of_tenant", "_most_accounts", "_num_floors", "_pool_blocks", "public")
+    __slots__ = (
+        "_account_of_tenant",
+        "_default_quota",
+        "_most_accounts",
+        "_num_floors",
+        "_pool_blocks",
+        "_with_own_quota",
+        "public",
+    )
 
     def __init__(self, num_blocks: int, quotas: Mapping[str, TenantQuota]) -> None:
         """Raises InvalidArgumentError when the floors sum to more than the pool."""
         self.public = TenantAccount("")
         self._account_of_tenant: dict[str, TenantAccount] = {}
         self._most_accounts = MAX_REMEMBERED_ACCOUNTS
+        self._default_quota = TenantQuota()
+        self._with_own_quota: set[str] = set()
         self._pool_blocks = num_blocks
         self._num_floors = 0
         for tenant, quota in quotas.items():
@@ -190,7 +201,7 @@ class TenantLedger:
 
     def find_account(self, tenant: str) -> TenantAccount:
         """The tenant's account, or one for it that is not open yet. O(1)."""
-        return self._account_of_tenant.get(tenant) or TenantAccount(tenant)
+        return self._account_of_tenant.get(tenant) or TenantAccount(tenant, self._default_quota)
 
     @property
     def is_crowded(self) -> bool:
@@ -198,7 +209,8 @@ class TenantLedger:
         return len(self._account_of_tenant) > self._most_accounts
 
     def forget_idle(self, in_use: set[TenantAccount]) -> None:
-        """Forget the tenants that hold nothing, have no quota and are not `in_use`, and what they came to.
+        """Forget the tenants that hold nothing, have no quota of their own and are not `in_use`, and what they
+        came to.
 
         Amortized O(1) for each account that was opened since the last time: the next is when there are
         twice as many as now.
@@ -206,7 +218,7 @@ class TenantLedger:
         self._account_of_tenant = {
             tenant: account
             for tenant, account in self._account_of_tenant.items()
-            if account in in_use or account.has_quota or account.num_blocks or account.num_shares
+            if account in in_use or tenant in self._with_own_quota or account.num_blocks or account.num_shares
         }
         self._most_accounts = max(2 * len(self._account_of_tenant), MAX_REMEMBERED_ACCOUNTS)
 
@@ -232,22 +244,48 @@ class TenantLedger:
             raise UnknownTenantError(tenant, num_tenants=len(self._account_of_tenant))
         return account
 
-    def set_quota(self, tenant: str, quota: TenantQuota) -> TenantAccount:
-        """From now on; what is above a new ceiling stays until the tenant allocates. O(tenants).
+    def set_quota(self, tenant: str, quota: TenantQuota | None) -> TenantAccount:
+        """From now on; what is above a new ceiling stays until the tenant allocates. None: the default one
+        again. O(tenants).
 
         Raises InvalidArgumentError when the floors would sum to more than the pool.
         """
+        own = self._default_quota if quota is None else quota
         floors = {account.tenant: account.quota.floor_blocks for account in self.accounts()}
-        floors[tenant] = quota.floor_blocks
+        floors[tenant] = own.floor_blocks
         if sum(floors.values()) > self._pool_blocks:
             raise InvalidArgumentError(
                 f"the floors of all tenants would sum to {sum(floors.values())} blocks, "
                 f"but the pool has {self._pool_blocks}; lower the floor of {tenant!r}"
             )
         account = self.account(tenant)
-        account.quota = quota
+        account.quota = own
+        if quota is None:
+            self._with_own_quota.discard(tenant)
+        else:
+            self._with_own_quota.add(tenant)
         self._num_floors = sum(floor > 0 for floor in floors.values())
         return account
+
+    def set_default_quota(self, quota: TenantQuota) -> list[TenantAccount]:
+        """That of all tenants without one of their own, known or not. Returns whose has changed. O(tenants).
+
+        Raises InvalidArgumentError when it has a floor.
+        """
+        if quota.floor_blocks:
+            raise InvalidArgumentError(
+                f"the default quota has a floor of {quota.floor_blocks} blocks, which cannot be promised to "
+                "every tenant; give floors to tenants by name"
+            )
+        self._default_quota = quota
+        changed = [
+            account
+            for account in self.accounts()
+            if account.tenant not in self._with_own_quota and account.quota != quota
+        ]
+        for account in changed:
+            account.quota = quota
+        return changed
 
     def has_floors(self, *, besides: TenantAccount) -> bool:
         """Whether any other tenant has blocks that must not be evicted. O(1)."""

@@ -393,3 +393,40 @@ def test_who_only_reads_what_is_public_is_not_forgotten_while_it_lives(
         cache.extend(handle, X)
         cache.check()
     assert {reader.tenant for reader in readers} <= set(cache.tenants())
+
+
+def test_the_default_quota_bounds_tenants_that_nobody_has_heard_of():
+    cache = PrefixCache(num_blocks=64)
+    run(cache, stream("a", 32), A)
+    cache.set_quota(B.tenant, TenantQuota(ceiling_blocks=40))
+    cache.set_default_quota(TenantQuota(ceiling_blocks=3))
+    cache.check()
+    for namespace, ceiling in ((A, 3), (C, 3), (B, 40)):
+        with pytest.raises(QuotaExceededError) as caught:
+            start(cache, stream("x", 41 * 16), namespace)
+        assert caught.value.ceiling_blocks == ceiling
+    cache.set_quota(B.tenant, None)
+    cache.set_default_quota(TenantQuota(ceiling_blocks=5))
+    assert cache.usage(A.tenant).ceiling_blocks == cache.usage(B.tenant).ceiling_blocks == 5
+    cache.set_quota(B.tenant, TenantQuota())
+    assert cache.usage(B.tenant).ceiling_blocks is None
+    cache.set_default_quota(TenantQuota())
+    run(cache, stream("a", 160), C)
+    cache.check()
+
+
+def test_a_default_floor_is_promised_to_nobody():
+    with pytest.raises(InvalidArgumentError, match="cannot be promised"):
+        PrefixCache(num_blocks=64).set_default_quota(TenantQuota(floor_blocks=1))
+
+
+def test_a_default_quota_lets_tenants_be_forgotten(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("prefixcache.quota.MAX_REMEMBERED_ACCOUNTS", 100)
+    cache = PrefixCache(num_blocks=64)
+    cache.set_default_quota(TenantQuota(ceiling_blocks=4))
+    for number in range(1000):
+        run(cache, stream("s", 8), Namespace("model", f"passer-by {number}"))
+    assert len(cache.tenants()) <= 2 * 64
+    cache.check()
+    with pytest.raises(QuotaExceededError):  # one that was forgotten is still bounded
+        start(cache, stream("x", 5 * 16), Namespace("model", "passer-by 0"))

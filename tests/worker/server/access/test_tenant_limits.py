@@ -28,7 +28,7 @@ class Clock:
 class NoQuotas:
     """Of a worker whose limits bound no blocks."""
 
-    async def keep_up(self, tenant: str) -> None:
+    async def keep_up(self) -> None:
         pass
 
 

@@ -81,7 +81,7 @@ class Admission:
         with record.logged():
             self._take(caller.tenant, caller.limits)
             try:
-                await self._quotas.keep_up(caller.tenant)
+                await self._quotas.keep_up()
                 yield record
             finally:
                 self._give_back(caller.tenant)

@@ -34,7 +34,7 @@ class TenantQuotas:
         self._seen = self._table = NO_LIMITS
         """The limits of now, and those that the quotas follow: the last ones that the pool could hold."""
         self._quota_by_tenant: dict[str, TenantQuota] = {}
-        """What the cache has, without what bounds nothing."""
+        """What the cache has of tenants with limits of their own."""
 
     async def start(self) -> None:
         """Set the quotas of all tenants that the file names. Requires: the engine loop has started.
@@ -47,20 +47,19 @@ class TenantQuotas:
         self._table = self._seen
         await self._set_all()
 
-    async def keep_up(self, tenant: str) -> None:
-        """Let the tenant's next request meet the quotas of now. Almost always O(1), without waiting."""
+    async def keep_up(self) -> None:
+        """Let the next request meet the quotas of now. Almost always O(1), without waiting."""
         table = self._tenants()
-        if table is not self._seen:
-            self._seen = table
-            try:
-                self._check(table)
-            except ConfigError as error:
-                logger.warning("the cache keeps its former quotas: %s", error)
-            else:
-                self._table = table
-                await self._set_all()
-        if tenant not in self._table.limits_by_tenant:  # this may be the first that is heard of it
-            await self._set({tenant: self._table.default.quota})
+        if table is self._seen:
+            return
+        self._seen = table
+        try:
+            self._check(table)
+        except ConfigError as error:
+            logger.warning("the cache keeps its former quotas: %s", error)
+        else:
+            self._table = table
+            await self._set_all()
 
     def _check(self, table: TenantTable) -> None:
         quotas = [limits.quota for limits in (table.default, *table.limits_by_tenant.values())]
@@ -74,27 +73,22 @@ class TenantQuotas:
             )
 
     async def _set_all(self) -> None:
-        tenants = self._table.limits_by_tenant.keys() | self._quota_by_tenant.keys()
-        await self._set({tenant: self._table.limits_of(tenant).quota for tenant in tenants})
-
-    async def _set(self, quotas: dict[str, TenantQuota]) -> None:
+        if not self._shares_prefixes:
+            return  # then nothing bounds anything
         before = self._quota_by_tenant
-        changed = {name: quota for name, quota in quotas.items() if quota != before.get(name, NO_QUOTA)}
-        if not changed:
-            return
-        # At once: whoever comes while we wait must find what the cache will have.
-        self._quota_by_tenant = {
-            name: quota for name, quota in (before | changed).items() if quota != NO_QUOTA
-        }
+        default = self._table.default.quota
+        self._quota_by_tenant = {name: limits.quota for name, limits in self._table.limits_by_tenant.items()}
+        quotas: dict[str, TenantQuota | None] = dict.fromkeys(before) | self._quota_by_tenant
         # Those whose floor sinks come first: so the sum of the floors is within the pool all the time.
         in_order = sorted(
-            changed.items(),
-            key=lambda item: item[1].floor_blocks - before.get(item[0], NO_QUOTA).floor_blocks,
+            quotas.items(),
+            key=lambda item: (item[1] or default).floor_blocks - before.get(item[0], default).floor_blocks,
         )
-        await self._engine_loop.call(lambda engine: _set_in_cache(engine, in_order))
+        await self._engine_loop.call(lambda engine: _set_in_cache(engine, default, in_order))
 
 
-def _set_in_cache(engine: Engine, quotas: list[tuple[str, TenantQuota]]) -> None:
+def _set_in_cache(engine: Engine, default: TenantQuota, quotas: list[tuple[str, TenantQuota | None]]) -> None:
     assert isinstance(engine.cache, PrefixCache)
+    engine.cache.set_default_quota(default)
     for tenant, quota in quotas:
         engine.cache.set_quota(tenant, quota)
