@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 MAX_PAYERS = 8
 MAX_REMEMBERED_ACCOUNTS = 4096
-"""With more accounts than this, those that hold nothing and have no quota of their own are forgotten from time
-to time."""
+"""With more accounts than this, those that hold nothing and have only the default quota are forgotten now and
+then."""
 SHARES_PER_BLOCK = 840
 """A block's price, in equal parts that stay whole for any number of payers up to `MAX_PAYERS`."""
 
@@ -209,8 +209,8 @@ class TenantLedger:
         return len(self._account_of_tenant) > self._most_accounts
 
     def forget_idle(self, in_use: set[TenantAccount]) -> None:
-        """Forget the tenants that hold nothing, have no quota of their own and are not `in_use`, and what they
-        came to.
+        """Forget the tenants that hold nothing, have only the default quota and are not `in_use`, and what
+        they came to.
 
         Amortized O(1) for each account that was opened since the last time: the next is when there are
         twice as many as now.

@@ -11,6 +11,7 @@ from support.token_streams import stream
 
 from prefixcache import (
     POLICIES,
+    InvalidArgumentError,
     Namespace,
     OutOfBlocksError,
     PrefixCache,

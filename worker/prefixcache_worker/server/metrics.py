@@ -90,6 +90,16 @@ class Metrics:
             registry=self._registry,
         )
 
+        self._refused_credentials = Counter(
+            "prefixcache_refused_credentials",
+            "Calls at either door that bore no API key of this worker's.",
+            registry=self._registry,
+        )
+
+    def count_refused_credential(self) -> None:
+        """Count a call whose caller is not known."""
+        self._refused_credentials.inc()
+
     def count_answer(self, method: str, code: str) -> None:
         """Count a request for an answer that has ended, well or not, at either door."""
         self._answers.labels(method, code).inc()

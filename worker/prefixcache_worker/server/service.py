@@ -18,6 +18,7 @@ from prefixcache.v1 import cache_pb2, cache_pb2_grpc, inference_pb2, inference_p
 from prefixcache_worker.errors import ConfigError, EngineStoppedError
 from prefixcache_worker.server.access.access_settings import AccessSettings
 from prefixcache_worker.server.access.admission import Admission
+from prefixcache_worker.server.access.refused_credentials import WatchedAccess
 from prefixcache_worker.server.access.tenant_quotas import TenantQuotas
 from prefixcache_worker.server.build import Worker
 from prefixcache_worker.server.grpc.cache_servicer import CacheServicer
@@ -112,11 +113,12 @@ class Service:
             await worker.engine_loop.stop(drain_seconds=0)
             raise
         admission = Admission(quotas, count=worker.metrics.count_answer)
+        access = WatchedAccess(self._access, count=worker.metrics.count_refused_credential)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(
             InferenceServicer(
                 engine_loop=worker.engine_loop,
                 model=worker.model,
-                access=self._access,
+                access=access,
                 admission=admission,
             ),
             self._server,
@@ -125,7 +127,7 @@ class Service:
             CacheServicer(
                 engine_loop=worker.engine_loop,
                 model=worker.model,
-                access=self._access,
+                access=access,
                 admission=admission,
                 prefix_ttl=worker.prefix_ttl,
                 snapshots=worker.snapshots,
@@ -136,7 +138,7 @@ class Service:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflected = (*SERVICE_NAMES, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
-            GuardedReflection((*reflected, reflection.SERVICE_NAME), self._access), self._server
+            GuardedReflection((*reflected, reflection.SERVICE_NAME), access), self._server
         )
         if worker.snapshots is not None:
             worker.snapshots.start()
@@ -144,7 +146,7 @@ class Service:
         if self._http is not None:
             await self._http.start(
                 worker,
-                access=self._access,
+                access=access,
                 admission=admission,
                 large_requests=self._large_requests,
                 tls=self._tls,

@@ -10,10 +10,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from prefixcache_worker.errors import ConfigError
+from prefixcache_worker.server.http.bounded_connection import IDLE_SECONDS, BoundedConnection
 from prefixcache_worker.server_address import split_address
-
-IDLE_SECONDS = 75
-"""How long a connection without a request stays open: longer than the pools of usual clients keep theirs."""
 
 SEND_BUFFER_BYTES = 1 << 17
 """What the system may hold of an answer that is not read. By itself it would take megabytes, and the engine
@@ -36,7 +34,7 @@ class HttpListener:
         """Answer calls. `flush_seconds`: how long `stop` waits for answers that are on their way."""
         config = uvicorn.Config(
             app,
-            http="h11",
+            http=BoundedConnection,
             ws="none",
             lifespan="off",
             log_config=None,
