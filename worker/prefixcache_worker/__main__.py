@@ -56,8 +56,8 @@ def _serve(config: WorkerConfig) -> None:
             print(f"OpenAI-compatible HTTP on {scheme}://{http_address}/v1")
         print(f"listening on {address}", flush=True)
 
-    asyncio.run(
-        serve_until_signal(
+    async def serve() -> None:
+        await serve_until_signal(
             config.address,
             callers=callers,
             http_address=config.http_address,
@@ -67,10 +67,13 @@ def _serve(config: WorkerConfig) -> None:
             drain_seconds=config.drain_seconds,
             announce=announce,
         )
-    )
+        # All is done. A signal more must not make a failure of it while the interpreter ends.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
+
+    asyncio.run(serve())
 
 
 if __name__ == "__main__":
-    status = main(sys.argv[1:])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: nothing is left to interrupt
-    sys.exit(status)
+    sys.exit(main(sys.argv[1:]))

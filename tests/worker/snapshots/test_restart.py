@@ -337,3 +337,25 @@ async def test_what_is_saved_while_blocks_come_and_go_is_right(model: LoadedMode
         for prompt in prompts:
             await cached_tokens(worker, prompt)
         await worker.worker.engine_loop.call(lambda engine: engine.check())
+
+
+async def test_a_save_may_ask_at_any_moment_whether_requests_run(
+    folder: str, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+):
+    """Its thread asks while the engine's is in the middle of ending them."""
+    async with served(model, snapshot=folder) as worker:
+        snapshots = worker.worker.snapshots._snapshots  # type: ignore[union-attr]
+        engine = snapshots._engine
+        keep, asked = engine.prefixes.keep, []
+
+        def keep_and_ask(order: Any) -> Any:
+            assert [answer.sequences for answer in engine._answers.values()] == [[]]
+            asked.append(snapshots.is_engine_busy)
+            return keep(order)
+
+        monkeypatch.setattr(engine.prefixes, "keep", keep_and_ask)
+        text = inference_pb2.TokenIds(ids=PROMPT)
+        await worker.cache.CreatePrefix(
+            cache_pb2.CreatePrefixRequest(token_ids=text), timeout=DEADLINE_SECONDS
+        )
+    assert asked == [True]

@@ -107,6 +107,11 @@ class Engine:
         return any(not answer.is_paused for answer in self._answers.values())
 
     @property
+    def has_requests(self) -> bool:
+        """Whether any request lives, be it paused. Any thread may ask, unlike all else here."""
+        return bool(self._answers)
+
+    @property
     def max_total_tokens(self) -> int:
         """Most tokens one sequence can have here: the context, or the pool if that is smaller."""
         return min(self.config.context_length, self.cache.num_blocks * self.cache.block_size)

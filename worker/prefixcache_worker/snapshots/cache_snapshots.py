@@ -68,8 +68,8 @@ class CacheSnapshots:
 
     @property
     def is_engine_busy(self) -> bool:
-        """Whether requests wait for steps. Any thread may ask."""
-        return self._engine.has_work
+        """Whether requests may need steps. Any thread may ask."""
+        return self._engine.has_requests
 
     def begin(self) -> BegunSave:
         """Requires: the engine's thread. O(nodes + blocks, and tokens of prefixes)."""

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from support.http_worker import HttpWorker, http_served, refusal
-from support.served_worker import GatedModel
+from support.served_worker import DEADLINE_SECONDS, GatedModel
 from support.tiny_loaded_model import EOS_ID, loaded
 
 from prefixcache import NotPublisherError, OutOfBlocksError
@@ -269,3 +269,18 @@ async def _not_ready(worker: HttpWorker) -> Any:
     while (response := await worker.client.get("/readyz")).is_success:
         pass
     return response
+
+
+async def test_a_body_with_two_lengths_is_refused_and_ends_the_connection():
+    """A proxy that goes by the other length would take the rest for a request of somebody else."""
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    lengths = b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with http_served(loaded(scripted())) as worker:
+        reader, writer = await asyncio.open_connection(*worker.address.split(":"))
+        writer.write(head + lengths + b"0\r\n\r\nGET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            received = await reader.read()
+        writer.close()
+    assert received.startswith(b"HTTP/1.1 400 ")
+    assert b'"ambiguous_length"' in received
+    assert received.count(b"HTTP/1.1") == 1

@@ -44,5 +44,5 @@ class WatchedAccess:
         self._num_untold += 1
         now = self._clock()
         if self._told is None or now - self._told >= LOG_SECONDS:
-            logger.warning("%d calls refused without a valid API key; the last: %s", self._num_untold, error)
+            logger.warning("calls without a valid API key: %d; the last one: %s", self._num_untold, error)
             self._num_untold, self._told = 0, now

@@ -130,6 +130,14 @@ class Exchange:
         """Let `handle` answer; what it raises becomes the answer, or the last event of a stream."""
         try:
             self.request_id = call_metadata(self.headers).request_id or self.request_id
+            if {"content-length", "transfer-encoding"}.issubset(self._request.headers.keys()):
+                raise HttpError(
+                    400,
+                    "ambiguous_length",
+                    "content-length and transfer-encoding are both given, and a proxy may have followed the "
+                    "other one; send one of them",
+                    headers={"connection": "close"},
+                )
             await handle(self)
         except ClientDisconnect:
             pass  # nobody is there to be told

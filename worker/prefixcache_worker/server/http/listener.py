@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 
@@ -38,6 +39,7 @@ class HttpListener:
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level=logging.ERROR,  # below are words about clients' mistakes, as many as they like
             access_log=False,
             server_header=False,
             timeout_keep_alive=IDLE_SECONDS,
