@@ -202,8 +202,7 @@ class Engine:
         except Exception as error:
             logger.exception("step failed; the requests in it are given up")
             return self._fail({span.sequence.key for span in scheduled}, error)
-        sparse_reads = self.config.approximation.sparse_reads
-        self._counters.note_rows(*rows_per_layer(batch.plans, self._shape, sparse_reads))
+        self._counters.note_rows(*rows_per_layer(batch.plans, self._shape, self._approximation.sparse_reads))
         return self._apply(batch, logits)
 
     def fail_all(self, error: Exception) -> list[Output]:
@@ -265,11 +264,9 @@ class Engine:
             return []
         keys = {key for key, is_right in zip(batch.logit_keys, is_number, strict=True) if not is_right}
         logger.error("the model gave %d requests scores that are no numbers; they are given up", len(keys))
-        error = NotFiniteError(
-            "the model's scores for this request are no numbers; "
-            "use fp32 for --weights and --kv-dtype, or check the model"
-        )
-        return self._fail(keys, error)
+        sentence = "the model's scores for this request are no numbers; "
+        advice = "use fp32 for --weights and --kv-dtype, or check the model"
+        return self._fail(keys, NotFiniteError(sentence + advice))
 
     def _note_approximations(self, batch: Batch) -> None:
         if self._approximation == EXACT:

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from pydantic import ValidationError
 from support.http_worker import HttpWorker, http_served, refusal
 from support.served_worker import DEADLINE_SECONDS, GatedModel
 from support.tiny_loaded_model import EOS_ID, loaded
@@ -18,6 +19,7 @@ from prefixcache_worker.model.scripted_model import ScriptedModel
 from prefixcache_worker.server.access.access import Metadata
 from prefixcache_worker.server.access.caller import Caller, Role
 from prefixcache_worker.server.http import errors
+from prefixcache_worker.server.http.bodies import ChatBody, CompletionBody
 from prefixcache_worker.server.http.exchange import MAX_BODY_BYTES
 from prefixcache_worker.server.status import STATUS_BY_ERROR, status_from_error
 
@@ -284,3 +286,19 @@ async def test_a_body_with_two_lengths_is_refused_and_ends_the_connection():
     assert received.startswith(b"HTTP/1.1 400 ")
     assert b'"ambiguous_length"' in received
     assert received.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize("wrong", [1, "", [], {}, None, True])
+def test_of_many_wrong_items_few_errors_are_made(wrong: Any):
+    """What is said of one takes a kilobyte: the items of one body would take gigabytes."""
+    many = [wrong] * 1000
+    chat = {"model": "tiny", "stop": many, "stop_token_ids": many, "messages": many, "tools": many}
+    turns = [{"role": "user", "content": many, "tool_calls": many}] * 1000
+    for kind, body in (
+        (ChatBody, chat),
+        (ChatBody, {"model": "tiny", "messages": turns}),
+        (CompletionBody, {"model": "tiny", "prompt": [many] * 1000, "n": "x"}),
+    ):
+        with pytest.raises(ValidationError) as caught:
+            kind.model_validate(body)
+        assert caught.value.error_count() < 20

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixcache_worker.errors import InvalidRequestError
-from prefixcache_worker.server.http.json_body import MAX_DEPTH, parse_json
+from prefixcache_worker.server.http.json_body import MAX_DEPTH, MAX_KEYS, parse_json
 
 SCALARS = st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False) | st.text()
 VALUES = st.recursive(
@@ -67,3 +67,10 @@ def test_the_deepest_object_that_is_taken():
 
 def test_a_whole_surrogate_pair_is_a_character():
     assert parse_json(b'{"a": "\\ud83d\\udd25"}') == {"a": "\U0001f525"}
+
+
+def test_an_object_has_so_many_keys_at_most():
+    keys = {str(number): 0 for number in range(MAX_KEYS)}
+    assert parse_json(json.dumps({"metadata": keys}).encode()) == {"metadata": keys}
+    with pytest.raises(InvalidRequestError, match="an object has 4097 keys; at most 4096 are taken"):
+        parse_json(json.dumps([keys | {"one more": 0}]).encode())

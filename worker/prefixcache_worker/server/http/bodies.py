@@ -6,12 +6,16 @@ the messages can hold them. A field that is not here is refused.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+T = TypeVar("T")
+
 Uint32 = Annotated[int, Field(ge=0, lt=1 << 32)]
 Int32 = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
+Items = Annotated[list[T], Field(fail_fast=True)]
+"""A list whose first wrong item is the only one told of: a million of them would take gigabytes."""
 Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)]
 
 
@@ -34,7 +38,7 @@ class _GenerateBody(_Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Uint32 | None = None
-    stop: str | list[str] | None = None
+    stop: str | Items[str] | None = None
     max_tokens: Uint32 | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -50,7 +54,7 @@ class _GenerateBody(_Body):
     repetition_penalty: float | None = None
     min_tokens: Uint32 | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[Uint32] | None = None
+    stop_token_ids: Items[Uint32] | None = None
     include_stop_str_in_output: bool | None = None
     priority: Int32 | None = None
     cache_salt: str | None = None
@@ -85,9 +89,9 @@ class MessageToolCall(_Body):
 
 class ChatMessage(_Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Items[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[MessageToolCall] | None = None
+    tool_calls: Items[MessageToolCall] | None = None
     tool_call_id: str | None = None
 
     # Ignored: what an answer has, and clients send back as it came.
@@ -146,11 +150,11 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 class ChatBody(_GenerateBody):
     """POST /v1/chat/completions."""
 
-    messages: list[ChatMessage]
+    messages: Items[ChatMessage]
     max_completion_tokens: Uint32 | None = None
     logprobs: bool | None = None
     top_logprobs: Uint32 | None = None
-    tools: list[Tool] | None = None
+    tools: Items[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
@@ -161,7 +165,7 @@ class ChatBody(_GenerateBody):
 class CompletionBody(_GenerateBody):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[Uint32] | list[list[Uint32]]
+    prompt: str | Items[str] | Items[Uint32] | Items[Items[Uint32]]
     logprobs: Uint32 | None = None
     echo: bool | None = None
     prefix_id: str | None = None

@@ -11,12 +11,16 @@ from prefixcache_worker.errors import InvalidRequestError
 MAX_DEPTH = 64
 """Objects and arrays within each other; a JSON Schema of a tool has about a dozen."""
 
+MAX_KEYS = 4096
+"""In one object. More would be wrong anyhow, and what is said of each wrong one takes a kilobyte."""
+
 
 def parse_json(body: bytes) -> dict[str, Any]:
     """The object that `body` is the text of. O(bytes).
 
     Stricter than `json.loads`, whose leniency would let two readers of one body differ: UTF-8 alone, no key
-    twice in an object, no NaN or Infinity, no half of a surrogate pair, at most MAX_DEPTH levels.
+    twice in an object, no NaN or Infinity, no half of a surrogate pair, at most MAX_DEPTH levels and
+    MAX_KEYS keys in an object.
     Raises InvalidRequestError.
     """
     try:
@@ -35,6 +39,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) < len(pairs):
         (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"the key {twice[:100]!a} stands twice in one object")
+    if len(result) > MAX_KEYS:
+        raise ValueError(f"an object has {len(result)} keys; at most {MAX_KEYS} are taken")
     return result
 
 
