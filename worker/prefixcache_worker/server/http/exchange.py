@@ -19,7 +19,8 @@ from prefixcache_worker.server.call_metadata import REQUEST_ID_KEY, call_metadat
 from prefixcache_worker.server.http.errors import HttpError, response_from_error
 from prefixcache_worker.server.large_requests import RequestRoom
 
-MAX_BODY_BYTES = 16 * 1024 * 1024
+MAX_BODY_BYTES = 4 * 1024 * 1024
+"""Reading JSON costs the engine's thread time too, about a second of it for the worst body of this size."""
 BODY_SECONDS = 30.0
 """How long a body may take to arrive."""
 WRITE_SECONDS = 60.0
