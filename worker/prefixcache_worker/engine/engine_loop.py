@@ -183,7 +183,8 @@ class EngineLoop:
 
         Requires: `stop` has returned. Raises AuditError, with what is wrong in the log. O(blocks).
         """
-        assert self._stopping and not self._thread.is_alive()
+        assert self._stopping
+        assert not self._thread.is_alive()
         try:
             self._engine.check()
             stats = self._engine.stats()
