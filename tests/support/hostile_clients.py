@@ -19,7 +19,7 @@ from support.hostile_bytes import hostile_body, hostile_bytes, send_and_drop
 from support.http_storm import CHAT, TEXT
 from support.raw_http import raw_http
 
-WRONG_KEYS = ("", "pc_0123456789ab_" + "A" * 43, "pc_", "\x7f", "Bearer", "x" * 4000)
+WRONG_KEYS = ("", "pc_0123456789ab_" + "A" * 43, "pc_", "Bearer", "x" * 4000)
 HUGE_METADATA_BYTES = 20_000
 HUGE_MESSAGE_BYTES = 17 << 20
 
