@@ -28,6 +28,8 @@ QUIET_SECONDS = 60.0
 MAX_GROWTH_BYTES = 10 * 1000 * 1000
 MAX_NEW_THREADS = 4
 """Of pools that grow while they are asked for much at once, to sizes of their own."""
+MAX_NEW_FILES = 1
+"""The channel to the process that tries constraints, which the first one starts."""
 WARM_UP_SHARE = 0.25
 TENANTS = ("shop", "kiosk", "house")
 REFERENCE_PROMPT = tuple(range(3, 90))
@@ -141,17 +143,22 @@ class ClientFaults:
         ]
         random.Random(seed).shuffle(attacks)
         async with storm.connected(), asyncio.TaskGroup() as group:
-            group.create_task(self._all(attacks, NUM_AT_ONCE, "calls"))
-            group.create_task(self._all([slow.attack] * counts.slow, NUM_SLOW_AT_ONCE, "slow readers"))
+            group.create_task(self._all(worker, attacks, NUM_AT_ONCE, "calls"))
+            group.create_task(
+                self._all(worker, [slow.attack] * counts.slow, NUM_SLOW_AT_ONCE, "slow readers")
+            )
 
-    async def _all(self, attacks: list[Callable[[], Awaitable[None]]], num_at_once: int, name: str) -> None:
+    async def _all(
+        self, worker: WorkerProcess, attacks: list[Callable[[], Awaitable[None]]], num_at_once: int, name: str
+    ) -> None:
         remaining = iter(enumerate(attacks, 1))
 
         async def one_after_another() -> None:
             for number, attack in remaining:
                 await attack()
-                if number % 500 == 0:
-                    self._progress(f"{number} of {len(attacks)} {name}")
+                if number % 250 == 0:
+                    resident_bytes = footprint(worker).resident_bytes
+                    self._progress(f"{number} of {len(attacks)} {name}, {resident_bytes / 1e6:.0f} MB")
 
         async with asyncio.TaskGroup() as group:
             for _ in range(num_at_once):
@@ -164,7 +171,7 @@ class ClientFaults:
         while True:
             stats, now = await client.stats(), footprint(worker)
             is_idle = not (stats.requests.running or stats.requests.waiting or stats.blocks.live)
-            if is_idle and now.num_open_files <= num_files:
+            if is_idle and now.num_open_files <= num_files + MAX_NEW_FILES:
                 return stats
             assert time.monotonic() < deadline, (num_files, now, stats)
 
