@@ -1,4 +1,4 @@
-"""The real process among clients that leave, read slowly, and send what nobody should: none leaves a trace."""
+"""The real process among clients that leave, read slowly, or send what nobody should."""
 
 from __future__ import annotations
 

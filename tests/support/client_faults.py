@@ -30,7 +30,6 @@ MAX_NEW_THREADS = 4
 """Of pools that grow while they are asked for much at once, to sizes of their own."""
 MAX_NEW_FILES = 1
 """The channel to the process that tries constraints, which the first one starts."""
-WARM_UP_SHARE = 0.25
 TENANTS = ("shop", "kiosk", "house")
 REFERENCE_PROMPT = tuple(range(3, 90))
 
@@ -47,6 +46,10 @@ class Counts:
         return Counts(
             calls=round(part * self.calls), slow=round(part * self.slow), hostile=round(part * self.hostile)
         )
+
+
+WARM_UP = Counts(calls=120, slow=24, hostile=300)
+"""Enough that all that is large has come before memory is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +113,7 @@ class ClientFaults:
             reference = await self._reference(client)
             tally = Tally()
             num_files = footprint(worker).num_open_files
-            await self._storm(worker, client, counts.share(WARM_UP_SHARE), tally, self._seed)
+            await self._storm(worker, client, WARM_UP, tally, self._seed)
             await self._quiet(worker, client, num_files)
             before = footprint(worker)
             begun = time.monotonic()
