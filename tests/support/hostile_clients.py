@@ -20,6 +20,8 @@ from support.http_storm import CHAT, TEXT
 from support.raw_http import raw_http
 
 WRONG_KEYS = ("", "pc_0123456789ab_" + "A" * 43, "pc_", "Bearer", "x" * 4000)
+MAX_MESSAGES, MAX_MESSAGE_BYTES = 400, 100_000
+"""What is kept at once to be sent: drawn messages have up to tens of megabytes, which add up."""
 HUGE_METADATA_BYTES = 20_000
 HUGE_MESSAGE_BYTES = 17 << 20
 
@@ -41,7 +43,7 @@ class HostileClients:
         self._address = address
         self._http_address = http_address
         self._random = random.Random(seed)
-        self._messages = hostile_messages(num_messages, seed)
+        self._messages = hostile_messages(min(num_messages, MAX_MESSAGES), seed)
         self._tally = tally
         self._keys = keys
 
@@ -150,7 +152,8 @@ def hostile_messages(count: int, seed: int) -> list[tuple[MethodDescriptor, byte
     )
     @given(calls())
     def collect(call: tuple[MethodDescriptor, bytes]) -> None:
-        found.append(call)
+        if len(call[1]) <= MAX_MESSAGE_BYTES:
+            found.append(call)
 
     collect()
     return found
