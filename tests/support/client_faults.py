@@ -19,9 +19,9 @@ from support.tiny_checkpoint import VOCABULARY_SIZE
 
 from prefixcache_client import AsyncClient, Stats
 from prefixcache_client.worker_process import WorkerProcess
-from prefixcache_worker.server.api_keys import make_key
-from prefixcache_worker.server.caller import Role
-from prefixcache_worker.server.key_file import KeyFile
+from prefixcache_worker.server.access.api_keys import make_key
+from prefixcache_worker.server.access.caller import Role
+from prefixcache_worker.server.access.key_file import KeyFile
 
 NUM_AT_ONCE, NUM_SLOW_AT_ONCE = 32, 24
 QUIET_SECONDS = 60.0
