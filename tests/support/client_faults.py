@@ -6,6 +6,7 @@ import asyncio
 import gc
 import random
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,7 +115,7 @@ class ClientFaults:
             tally = Tally()
             num_files = footprint(worker).num_open_files
             await self._storm(worker, client, WARM_UP, tally, self._seed)
-            await self._quiet(worker, client, num_files)
+            warm = await self._quiet(worker, client, num_files)
             before = footprint(worker)
             begun = time.monotonic()
             tally.endings.clear()
@@ -122,6 +123,7 @@ class ClientFaults:
             seconds = time.monotonic() - begun
             stats = await self._quiet(worker, client, num_files)
             after = footprint(worker)
+            check_counts(tally, warm, stats)
             assert await self._reference(client) == reference
             assert await client.health()
         assert after.resident_bytes - before.resident_bytes < MAX_GROWTH_BYTES, (before, after)
@@ -203,3 +205,18 @@ class ClientFaults:
             "--keys", str(path), "--tenants", str(limits), "--tier-memory", "1MiB",
             "--snapshot", str(folder / "snapshots"), "--snapshot-seconds", "1",
         ]  # fmt: skip
+
+
+def check_counts(tally: Tally, before: Stats, after: Stats) -> None:
+    """Raise AssertionError if the worker has other figures than its clients, who can't know of all calls
+    that they left whether they were taken, nor of those whether they were finished."""
+    endings = Counter[str]()
+    for ending, count in tally.endings.items():
+        kind, _, what = ending.partition(": ")
+        endings["hostile" if kind.startswith("hostile") else what] += count
+    finished = after.requests.finished - before.requests.finished
+    cancelled = after.requests.cancelled - before.requests.cancelled
+    failed = after.requests.failed - before.requests.failed
+    assert endings["answered"] <= finished <= endings["answered"] + endings["left"] + endings["hostile"]
+    assert endings["SLOW_READER"] <= cancelled
+    assert finished + cancelled + failed <= endings.total()

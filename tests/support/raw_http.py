@@ -45,8 +45,8 @@ class RawHttp:
         data = "\r\n".join([*lines, "", ""]).encode() + body
         self.writer.write(data[: round(part * len(data))])
 
-    async def answer(self, *, pause_seconds: float = 0.0) -> HttpAnswer:
-        """Read to the end, with a pause before each piece. Raises what shows a broken answer:
+    async def answer(self) -> HttpAnswer:
+        """Read to the end. Raises what shows a broken answer:
         ConnectionError or h11.RemoteProtocolError."""
         connection = h11.Connection(h11.CLIENT)
         connection.send(
@@ -57,8 +57,6 @@ class RawHttp:
         while True:
             match connection.next_event():
                 case h11.NEED_DATA:
-                    if pause_seconds:
-                        await asyncio.sleep(pause_seconds)
                     connection.receive_data(await self.reader.read(65536))
                 case h11.Response(status_code=status_code):
                     status = status_code
