@@ -49,8 +49,13 @@ class Counts:
         )
 
 
-WARM_UP = Counts(calls=120, slow=24, hostile=300)
-"""Enough that all that is large has come before memory is measured."""
+def warm_up(counts: Counts) -> Counts:
+    """What comes before memory is measured: of all that is large something, and a quarter of what follows,
+    for logs and histories of bounded length to fill."""
+    quarter = counts.share(0.25)
+    return Counts(
+        calls=max(120, quarter.calls), slow=max(24, quarter.slow), hostile=max(300, quarter.hostile)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +119,7 @@ class ClientFaults:
             reference = await self._reference(client)
             tally = Tally()
             num_files = footprint(worker).num_open_files
-            await self._storm(worker, client, WARM_UP, tally, self._seed)
+            await self._storm(worker, client, warm_up(counts), tally, self._seed)
             warm = await self._quiet(worker, client, num_files)
             before = footprint(worker)
             begun = time.monotonic()
