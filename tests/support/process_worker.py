@@ -43,7 +43,7 @@ def process_worker(model: Path, *arguments: str) -> WorkerProcess:
 def http_address(worker: WorkerProcess) -> str:
     """Of the HTTP door. Requires: ready, with --http-address."""
     [line] = [line for line in worker.output_lines if line.startswith(_HTTP_LINE)]
-    return line.removeprefix(_HTTP_LINE)
+    return line.removeprefix(_HTTP_LINE).removeprefix("http://").removesuffix("/v1")
 
 
 def footprint(worker: WorkerProcess) -> Footprint:
