@@ -41,6 +41,7 @@ soak: $(VENV)/.dev  ## Hours of faults in minutes: cache operations beside an or
 	$(BIN)/python tests/soak_cache.py $(ARGS)
 	$(BIN)/python tests/soak_restart.py
 	$(BIN)/python tests/soak_messages.py
+	$(BIN)/python tests/soak_clients.py
 
 bench: $(VENV)/.dev  ## Run every benchmark and render docs/performance.md
 	$(BIN)/python tests/benchmarks/run_all.py $(ARGS)

@@ -9,9 +9,10 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any, Self
 
 import grpc
 from support.tcp_relay import TcpRelay, tcp_relay
@@ -25,6 +26,12 @@ PREFIX_TOKENS = 48
 MAX_TOKENS = 40
 CALLERS_CODES = {grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}
 """How a call may end for a client that left, ran out of time, or lost its connection."""
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
+
+
+def bearer(key: str | None) -> list[tuple[str, str]]:
+    """Metadata of a caller with a key, or without one."""
+    return [] if key is None else [("authorization", f"Bearer {key}")]
 
 
 @dataclass(slots=True)
@@ -33,48 +40,47 @@ class Tally:
 
     endings: Counter[str] = field(default_factory=Counter)
     """By attack and how it ended."""
-    answers: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
-    """The whole answer to each request, which is the same each time."""
+    answers: dict[bytes, object] = field(default_factory=dict)
+    """The whole answer to each greedy request, which is the same each time."""
 
-    def note_answer(self, message: inference_pb2.GenerateRequest, token_ids: Sequence[int]) -> None:
+    def note_answer(self, request: bytes, answer: object) -> None:
         """Compare with what the same request was answered before."""
-        key = message.SerializeToString(deterministic=True)
-        known = self.answers.setdefault(key, tuple(token_ids))
-        assert known == tuple(token_ids), "the same greedy request was answered differently"
+        known = self.answers.setdefault(request, answer)
+        assert known == answer, f"{request!r} is answered with {answer!r}, and was with {known!r}"
 
 
 class GrpcStorm:
     """Random calls of `Generate` that end early, late or not at all by the client's doing."""
 
-    def __init__(self, address: str, *, seed: int, vocabulary_size: int, num_channels: int = 4) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        seed: int,
+        vocabulary_size: int,
+        tally: Tally,
+        keys: Sequence[str | None] = (None,),
+    ) -> None:
         self._address = address
         self._random = random.Random(seed)
         self._vocabulary_size = vocabulary_size
-        self._num_channels = num_channels
-        self.tally = Tally()
+        self._tally = tally
+        self._keys = keys
+        self._channels: list[grpc.aio.Channel] = []
 
-    async def run(self, num_calls: int, *, num_at_once: int = 48) -> Tally:
-        """Make so many calls, and return when each has ended for its client."""
-        remaining = iter(range(num_calls))
+    @asynccontextmanager
+    async def connected(self, num_channels: int = 4) -> AsyncIterator[Self]:
+        """Attacks are made over so many connections, and some over one of their own."""
         async with AsyncExitStack() as stack:
-            options = [("grpc.use_local_subchannel_pool", 1)]
-            channels = [
-                await stack.enter_async_context(grpc.aio.insecure_channel(self._address, options))
-                for _ in range(self._num_channels)
+            self._channels = [
+                await stack.enter_async_context(grpc.aio.insecure_channel(self._address, OWN_CONNECTION))
+                for _ in range(num_channels)
             ]
+            yield self
 
-            async def one_after_another() -> None:
-                for _ in remaining:
-                    stub = inference_pb2_grpc.InferenceServiceStub(self._random.choice(channels))
-                    async with asyncio.timeout(PATIENCE_SECONDS):
-                        await self._attack(stub)
-
-            async with asyncio.TaskGroup() as group:
-                for _ in range(num_at_once):
-                    group.create_task(one_after_another())
-        return self.tally
-
-    async def _attack(self, stub: inference_pb2_grpc.InferenceServiceStub) -> None:
+    async def attack(self) -> None:
+        """Make one call, and note how it ended. Requires: connected."""
+        stub = inference_pb2_grpc.InferenceServiceStub(self._random.choice(self._channels))
         attacks: list[Callable[[inference_pb2_grpc.InferenceServiceStub], Awaitable[str]]] = [
             self._cancel,
             self._run_out_of_time,
@@ -82,12 +88,13 @@ class GrpcStorm:
             self._stay,
         ]
         attack = self._random.choices(attacks, weights=[10, 6, 1, 3])[0]
-        ending = await attack(stub)
-        self.tally.endings[f"{attack.__name__.removeprefix('_')}: {ending}"] += 1
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            ending = await attack(stub)
+        self._tally.endings[f"grpc {attack.__name__.removeprefix('_')}: {ending}"] += 1
 
     async def _cancel(self, stub: inference_pb2_grpc.InferenceServiceStub) -> str:
         """Cancel after a few messages, or a few turns of the event loop."""
-        call = stub.Generate(self._message(), timeout=PATIENCE_SECONDS)
+        call = stub.Generate(self._message(), **self._caller())
         if self._random.random() < 0.5:
             for _ in range(self._random.randrange(20)):
                 await asyncio.sleep(0)
@@ -100,7 +107,7 @@ class GrpcStorm:
         return self._left(await call.code())
 
     async def _run_out_of_time(self, stub: inference_pb2_grpc.InferenceServiceStub) -> str:
-        call = stub.Generate(self._message(), timeout=self._random.uniform(0.0005, 0.15))
+        call = stub.Generate(self._message(), **self._caller(self._random.uniform(0.0005, 0.15)))
         with contextlib.suppress(grpc.aio.AioRpcError):
             async for _ in call:
                 pass
@@ -110,14 +117,12 @@ class GrpcStorm:
         """Die in the middle: the connection breaks without a goodbye."""
         async with (
             tcp_relay(self._address) as relay,
-            grpc.aio.insecure_channel(relay.address, [("grpc.use_local_subchannel_pool", 1)]) as channel,
+            grpc.aio.insecure_channel(relay.address, OWN_CONNECTION) as channel,
         ):
             return await self._break(relay, channel)
 
     async def _break(self, relay: TcpRelay, channel: grpc.aio.Channel) -> str:
-        call = inference_pb2_grpc.InferenceServiceStub(channel).Generate(
-            self._message(), timeout=PATIENCE_SECONDS
-        )
+        call = inference_pb2_grpc.InferenceServiceStub(channel).Generate(self._message(), **self._caller())
         with contextlib.suppress(grpc.aio.AioRpcError):
             for _ in range(self._random.randrange(1, 4)):
                 await call.read()
@@ -130,7 +135,7 @@ class GrpcStorm:
     async def _stay(self, stub: inference_pb2_grpc.InferenceServiceStub) -> str:
         """Read all of it, and look at every number."""
         message = self._message()
-        call = stub.Generate(message, timeout=PATIENCE_SECONDS)
+        call = stub.Generate(message, **self._caller())
         token_ids: list[int] = []
         num_completions = 0
         try:
@@ -147,8 +152,12 @@ class GrpcStorm:
             return self._refused(await call.code(), num_completions)
         assert num_completions == 1, "a stream without its completion"
         if message.n == 1:
-            self.tally.note_answer(message, token_ids)
+            self._tally.note_answer(message.SerializeToString(deterministic=True), tuple(token_ids))
         return "answered"
+
+    def _caller(self, timeout_seconds: float = PATIENCE_SECONDS) -> dict[str, Any]:
+        """Arguments of a call."""
+        return {"timeout": timeout_seconds, "metadata": bearer(self._random.choice(self._keys))}
 
     def _refused(self, code: grpc.StatusCode, num_completions: int) -> str:
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED, code

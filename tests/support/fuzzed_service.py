@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
+from typing import Any
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor
@@ -40,54 +41,63 @@ class FuzzedService:
 
     def send(self, method: MethodDescriptor, data: bytes, role: Role) -> None:
         """Requires of the answer that it has a status that is documented, and of the worker that it lives."""
-        code = self._loop.run_until_complete(self._status(method, data, role))
+        answered = status_of(self._worker.channel, method, data, **as_caller("hostile", role))
+        code = self._loop.run_until_complete(answered)
         self.num_answers[code] += 1
-        try:
-            GetMessageClass(method.input_type).FromString(data)
-        except DecodeError:
-            assert code in {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED}, code
-        else:
+        if is_message(method, data):
             assert code in DOCUMENTED, code
+        else:
+            assert code in {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED}, code
 
     def check(self) -> None:
         """Requires that nothing is left of all requests."""
         self._loop.run_until_complete(self._check())
 
-    async def _status(self, method: MethodDescriptor, data: bytes, role: Role) -> grpc.StatusCode:
-        path = f"/{method.containing_service.full_name}/{method.name}"
-        stub = (
-            self._worker.channel.unary_stream if method.server_streaming else self._worker.channel.unary_unary
-        )
-        call = stub(path, response_deserializer=GetMessageClass(method.output_type).FromString)(
-            data, **as_caller("hostile", role)
-        )
-        try:
-            if not method.server_streaming:
-                await call
-            elif method.name == "WatchEvents":
-                await self._read_some(call)
-                return grpc.StatusCode.OK
-            else:
-                async for _ in call:
-                    pass
-        except grpc.aio.AioRpcError as error:
-            return error.code()
-        return await call.code()
-
-    async def _read_some(self, call: grpc.aio.UnaryStreamCall) -> None:
-        """Its state, and then nothing, for nothing happens meanwhile."""
-        for _ in range(_MAX_MESSAGES):
-            message = await call.read()
-            if message is grpc.aio.EOF or message.WhichOneof("event") == "state_complete":
-                break
-        if call.done():
-            await call  # raises its error
-        call.cancel()
-
     async def _check(self) -> None:
         stats = await self._worker.cache.GetStats(cache_pb2.GetStatsRequest(), **ADMIN)
         assert (stats.blocks.live, stats.requests.running, stats.requests.waiting) == (0, 0, 0)
         await self._worker.worker.engine_loop.call(lambda engine: engine.check())
+
+
+def is_message(method: MethodDescriptor, data: bytes) -> bool:
+    """Whether the bytes can be read as what the method takes."""
+    try:
+        GetMessageClass(method.input_type).FromString(data)
+    except DecodeError:
+        return False
+    return True
+
+
+async def status_of(
+    channel: grpc.aio.Channel, method: MethodDescriptor, data: bytes, **caller: Any
+) -> grpc.StatusCode:
+    """How a call with these bytes ends; an endless one is left when it has told its state."""
+    path = f"/{method.containing_service.full_name}/{method.name}"
+    stub = channel.unary_stream if method.server_streaming else channel.unary_unary
+    call = stub(path, response_deserializer=GetMessageClass(method.output_type).FromString)(data, **caller)
+    try:
+        if not method.server_streaming:
+            await call
+        elif method.name == "WatchEvents":
+            await _read_some(call)
+            return grpc.StatusCode.OK
+        else:
+            async for _ in call:
+                pass
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return await call.code()
+
+
+async def _read_some(call: grpc.aio.UnaryStreamCall) -> None:
+    """Its state, and then nothing, for nothing happens meanwhile."""
+    for _ in range(_MAX_MESSAGES):
+        message = await call.read()
+        if message is grpc.aio.EOF or message.WhichOneof("event") == "state_complete":
+            break
+    if call.done():
+        await call  # raises its error
+    call.cancel()
 
 
 @contextmanager
@@ -103,15 +113,19 @@ def fuzzed_service() -> Iterator[FuzzedService]:
             runner.run(stack.aclose())
 
 
-def fuzz(num_messages: int) -> Counter[grpc.StatusCode]:
-    """Send about so many messages; how often each status came. Raises AssertionError."""
-    requests = st.sampled_from(METHODS).flatmap(
+def calls() -> st.SearchStrategy[tuple[MethodDescriptor, bytes]]:
+    """A method, and what it is sent."""
+    return st.sampled_from(METHODS).flatmap(
         lambda method: st.tuples(st.just(method), wire_bytes(method.input_type))
     )
+
+
+def fuzz(num_messages: int) -> Counter[grpc.StatusCode]:
+    """Send about so many messages; how often each status came. Raises AssertionError."""
     with fuzzed_service() as service:
 
         @settings(max_examples=num_messages, deadline=None, suppress_health_check=list(HealthCheck))
-        @given(requests, st.sampled_from(Role))
+        @given(calls(), st.sampled_from(Role))
         def send(request: tuple[MethodDescriptor, bytes], role: Role) -> None:
             service.send(*request, role)
 

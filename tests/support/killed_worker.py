@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
+from support.process_worker import READY_SECONDS, process_worker
 from support.tiny_checkpoint import save_tiny_checkpoint, tiny_transformers_model, transformers_logits
 from transformers import PreTrainedModel
 
@@ -19,7 +20,6 @@ from prefixcache.snapshot_file import open_snapshot_file
 from prefixcache_client import Client, UnavailableError
 from prefixcache_client.worker_process import WorkerProcess
 
-READY_SECONDS = 120
 BLOCK_SIZE = 4
 NUM_PROMPTS = 24
 NUM_ANSWER_TOKENS = 6
@@ -77,10 +77,9 @@ class KilledWorker:
                 assert EMPTY not in worker.log()
 
     def _process(self, num_blocks: int) -> WorkerProcess:
-        return WorkerProcess(
-            "--model", str(self._checkpoint), "--snapshot", str(self._folder), "--snapshot-seconds", "1",
+        return process_worker(
+            self._checkpoint, "--snapshot", str(self._folder), "--snapshot-seconds", "1", "--audit",
             "--kv-blocks", str(num_blocks), "--kv-headroom", "0", "--block-size", str(BLOCK_SIZE),
-            "--num-threads", "1", "--attention", "torch",
         )  # fmt: skip
 
     def _check_file(self) -> int:

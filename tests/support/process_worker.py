@@ -2,50 +2,55 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 from support.tiny_checkpoint import save_tiny_checkpoint, tiny_transformers_model
 
-from prefixcache_client import AsyncClient, Stats
 from prefixcache_client.worker_process import WorkerProcess
 
-START_SECONDS = 120.0
-QUIET_SECONDS = 60.0
+READY_SECONDS = 120.0
+_HTTP_LINE = "OpenAI-compatible HTTP on "
+_CHAT_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+
+
+class Footprint(NamedTuple):
+    """What a process has of the machine."""
+
+    resident_bytes: int
+    num_open_files: int
+    num_threads: int
 
 
 def tiny_model_folder(path: Path) -> Path:
-    """A checkpoint that loads in no time and computes a token in a millisecond."""
+    """A checkpoint that loads in no time and computes a token in a millisecond, and takes part in chats."""
     path.mkdir(parents=True, exist_ok=True)
+    (path / "chat_template.jinja").write_text(_CHAT_TEMPLATE)
     return save_tiny_checkpoint(path, tiny_transformers_model())
 
 
-@contextmanager
-def process_worker(model: Path, *arguments: str) -> Iterator[tuple[WorkerProcess, str]]:
-    """The process and the address of its gRPC door; stopped at the end."""
-    environment = {
-        "OMP_NUM_THREADS": "1",
-        # glibc would give each thread an arena of its own, which is not what a leak looks like.
-        "MALLOC_ARENA_MAX": "1",
-        "PYTHONPATH": os.pathsep.join(("", "worker", "client")),
-    }
-    with WorkerProcess("--model", str(model), *arguments, environment=environment) as worker:
-        yield worker, worker.wait_ready(timeout_seconds=START_SECONDS)
+def process_worker(model: Path, *arguments: str) -> WorkerProcess:
+    """A worker of this checkpoint, with one thread; start it with `with`."""
+    # glibc would give each thread an arena of its own, which is not what a leak looks like.
+    environment = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+    return WorkerProcess(
+        "--model", str(model), "--num-threads", "1", "--attention", "torch", *arguments,
+        environment=environment,
+    )  # fmt: skip
 
 
-def resident_bytes(worker: WorkerProcess) -> int:
-    """Memory of the process that is in use now."""
-    return int(psutil.Process(worker.process_id).memory_info().rss)
+def http_address(worker: WorkerProcess) -> str:
+    """Of the HTTP door. Requires: ready, with --http-address."""
+    [line] = [line for line in worker.output_lines if line.startswith(_HTTP_LINE)]
+    return line.removeprefix(_HTTP_LINE).removeprefix("http://").removesuffix("/v1")
 
 
-async def quiet_stats(client: AsyncClient) -> Stats:
-    """The counts once nothing runs or waits any more; each reading waits for an engine step or none."""
-    async with asyncio.timeout(QUIET_SECONDS):
-        while True:
-            stats = await client.stats()
-            if not (stats.requests.running or stats.requests.waiting):
-                return stats
+def footprint(worker: WorkerProcess) -> Footprint:
+    """What the process has now."""
+    process = psutil.Process(worker.process_id)
+    return Footprint(
+        resident_bytes=int(process.memory_info().rss),
+        num_open_files=process.num_fds(),
+        num_threads=process.num_threads(),
+    )

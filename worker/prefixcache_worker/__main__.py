@@ -1,6 +1,6 @@
 """What `prefixcache serve` becomes: serve one model.
 
-Exit codes: 0 stopped, 1 cannot serve, 2 wrong usage, 130 interrupted before it served.
+Exit codes: 0 stopped, 1 cannot serve or is broken, 2 wrong usage, 130 interrupted before it served.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 
 from prefixcache_worker.config import WorkerConfig, load_config
-from prefixcache_worker.errors import ConfigError, EngineStoppedError
+from prefixcache_worker.errors import AuditError, ConfigError, EngineStoppedError
 from prefixcache_worker.server.access.access_settings import access_settings
 
 
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
             level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
         _serve(config)
-    except (ConfigError, EngineStoppedError) as error:
+    except (AuditError, ConfigError, EngineStoppedError) as error:
         print(f"prefixcache serve: {error}", file=sys.stderr)
         return 1
     return 0
@@ -42,6 +42,8 @@ def _serve(config: WorkerConfig) -> None:
     # answer with one sentence. Whoever debugs asks for more.
     if os.environ.get("GRPC_VERBOSITY", "ERROR") == "ERROR":
         os.environ["GRPC_VERBOSITY"] = "NONE"
+    if config.audit and not __debug__:
+        raise ConfigError("--audit: python -O leaves out what it checks; start python without it")
     callers = access_settings(config)
     # Here, because torch takes seconds to import: --help and a wrong flag must not wait for it.
     from prefixcache_worker.server.build import Worker, build_worker
@@ -65,6 +67,7 @@ def _serve(config: WorkerConfig) -> None:
             connection_age=connection_age(config),
             build=lambda: build_worker(config),
             drain_seconds=config.drain_seconds,
+            audit=config.audit,
             announce=announce,
         )
         # All is done. A signal more must not make a failure of it while the interpreter ends.

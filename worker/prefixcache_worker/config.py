@@ -80,6 +80,7 @@ class WorkerConfig:
     snapshot_stop_seconds: float = 60.0
     log_level: str = "info"
     drain_seconds: float = 30.0
+    audit: bool = False
     max_connection_age: float | None = None
     """Seconds. None: without end."""
     connection_age_grace: float = 600.0
@@ -255,6 +256,9 @@ SETTINGS = (
             "how much to log: " + ", ".join(_LOG_LEVELS)),
     Setting("drain_seconds", float, lambda value: 0 <= value <= 86400, "a number from 0 to 86400",
             "how long running requests may finish after SIGTERM or SIGINT; a second one stops at once"),
+    Setting("audit", parse_switch, _is_switch, "true or false",
+            "when all has ended, check every count and reference; what is wrong is in the log, and the exit "
+            "status is 1"),
     Setting("max_connection_age", float, lambda value: 1 <= value <= 1e6, "a number from 1 to 1000000",
             "seconds after which a client is told to connect anew, so that it finds new workers"),
     Setting("connection_age_grace", float, lambda value: 0 <= value <= 1e6, "a number from 0 to 1000000",

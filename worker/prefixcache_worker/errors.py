@@ -101,6 +101,10 @@ class EngineStoppedError(WorkerError):
     """The engine is draining or has stopped."""
 
 
+class AuditError(WorkerError):
+    """Something is left of requests that have ended, or an invariant is broken: our bug."""
+
+
 class SnapshotsOffError(WorkerError):
     """The worker was given no folder for snapshots."""
 

@@ -55,6 +55,7 @@ SAMPLE_TEXT = {
     "num_threads": "2",
     "log_level": "debug",
     "drain_seconds": "1.5",
+    "audit": "true",
     "max_connection_age": "3600",
     "connection_age_grace": "60",
     "snapshot": "snapshots",

@@ -18,6 +18,7 @@ from prefixcache_worker.engine.request import Completion, Failure, Request
 from prefixcache_worker.engine.request_stream import ReaderLimits, RequestStream
 from prefixcache_worker.errors import (
     AbortedError,
+    AuditError,
     DeadlineExceededError,
     DuplicateRequestError,
     EngineStoppedError,
@@ -176,6 +177,25 @@ class EngineLoop:
             self._stopping = True
             self._wake.notify()
         await asyncio.to_thread(self._thread.join)
+
+    def audit(self) -> None:
+        """Check that nothing is left of any request, and every invariant of the engine.
+
+        Requires: `stop` has returned. Raises AuditError, with what is wrong in the log. O(blocks).
+        """
+        assert self._stopping
+        assert not self._thread.is_alive()
+        try:
+            self._engine.check()
+            stats = self._engine.stats()
+            assert not self._streams, f"{len(self._streams)} requests are left"
+            assert not stats.blocks.live, f"{stats.blocks.live} blocks are live"
+            assert not stats.requests.running + stats.requests.waiting, stats.requests
+        except Exception as error:  # whatever a broken structure makes of being looked at
+            logger.exception("the audit found what must not be")
+            raise AuditError("the audit found what must not be, see the log; report it") from error
+        ended = stats.requests
+        logger.info("audit: nothing is left of %d requests", ended.finished + ended.cancelled + ended.failed)
 
     def _cancel(self, stream: RequestStream) -> None:
         """Forget a stream; a no-op when it has ended."""

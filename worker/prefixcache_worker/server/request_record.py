@@ -62,7 +62,8 @@ class RequestRecord:
         code = grpc.StatusCode.OK
         try:
             yield
-        except asyncio.CancelledError:  # by the client or its deadline
+        except (asyncio.CancelledError, grpc.aio.InternalError):
+            # By the client, its deadline, or a write that found it gone.
             code = grpc.StatusCode.CANCELLED
             raise
         except Exception as error:

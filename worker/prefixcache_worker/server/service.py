@@ -183,13 +183,15 @@ async def serve_until_signal(
     connection_age: ConnectionAge | None = None,
     build: Callable[[], Worker],
     drain_seconds: float,
+    audit: bool = False,
     announce: Callable[[str, str | None, Worker], None],
 ) -> None:
     """Bind, build, serve until SIGTERM or SIGINT, then drain until all has ended or a second signal comes.
 
     Signals mean what they meant to the caller until the worker is built. `announce` hears the real addresses
-    once the worker is ready. Raises ConfigError, and EngineStoppedError when the engine broke: whoever
-    watches the process should start a new one.
+    once the worker is ready. With `audit`, the engine is checked at the end. Raises ConfigError,
+    EngineStoppedError when the engine broke (whoever watches the process should start a new one), and
+    AuditError.
     """
     service = Service(callers=callers, tls=tls, connection_age=connection_age)
     bound_address = service.bind(address)
@@ -223,3 +225,5 @@ async def serve_until_signal(
     await stopped
     if broken.done():
         raise EngineStoppedError("the engine broke, see the log; start the worker again")
+    if audit:
+        worker.engine_loop.audit()
