@@ -12,7 +12,9 @@ from prefixcache_worker.engine.engine_loop import EngineLoop
 from prefixcache_worker.errors import EngineStoppedError
 
 LOG_BLOCKS = 16_384
-"""The log names so many blocks, which takes 2 to 7 MB: as many as a watcher may fall behind."""
+"""The log names at most so many blocks, which takes 2 to 7 MB: as many as a watcher may fall behind."""
+LOG_POOLS = 16
+"""And no more than so many times the pool's: whoever has missed those is told the state sooner."""
 _MAX_EVENTS_AT_ONCE = 256
 
 
@@ -22,9 +24,9 @@ class StateComplete(NamedTuple):
     sequence_number: int
 
 
-def new_event_log() -> EventLog:
-    """An empty log whose numbers are above those of every worker that was started before."""
-    return EventLog(LOG_BLOCKS, first_sequence_number=time.time_ns())
+def new_event_log(num_blocks: int) -> EventLog:
+    """An empty log for a pool of so many blocks, with numbers above those of every worker before."""
+    return EventLog(min(LOG_BLOCKS, LOG_POOLS * num_blocks), first_sequence_number=time.time_ns())
 
 
 class EventFeed:

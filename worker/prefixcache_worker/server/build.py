@@ -141,7 +141,7 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
     kv_store = _allocate_pool(loaded, shape, config, kv_format, pool_size)
     attention = choose_backend(config.attention, kv_store)
     model = _made_ready(model, kv_store, attention, config, context_length)
-    event_log = new_event_log()
+    event_log = new_event_log(pool_size.num_blocks)
     memory_bytes = _memory_bytes() - (pool_size.pool_bytes if config.device == "cpu" else 0)
     tiers = build_tiers(config, model, kv_store, attention, memory_bytes=memory_bytes)
     cache = make_cache(
