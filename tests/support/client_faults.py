@@ -108,7 +108,7 @@ class ClientFaults:
                 raise
             log = worker.log()
         assert status == 0, log[-4000:]
-        assert "Traceback" not in log, log[log.index("Traceback") - 500 :][:4000]
+        assert "Traceback" not in log, log[log.index("Traceback") - 500 :][:9000]
         assert "code=INTERNAL" not in log
         assert "audit: nothing is left of" in log
         return report

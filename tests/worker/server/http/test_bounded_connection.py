@@ -88,3 +88,31 @@ async def test_too_many_connections_leave_the_ones_before_alone(monkeypatch: pyt
         assert (await worker.client.get("/healthz")).status_code == 200
         for _, writer in held:
             writer.close()
+
+
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\ncontent-type: "
+
+
+@pytest.mark.parametrize("content_type", [b"application/json", b"text/plain"], ids=["read", "not even read"])
+@pytest.mark.parametrize("whole_chunks", [b"", b"1\r\n{\r\n"], ids=["at once", "then"])
+@pytest.mark.parametrize("no_chunk", [b"zz\r\n", b"-1\r\n", b"\xff\xff\xff\r\n", b"5\r\nabcdefgh\r\n"])
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_what_is_no_http_in_the_middle_of_a_body_is_refused_once(
+    content_type: bytes, whole_chunks: bytes, no_chunk: bytes, is_late: bool, caplog: pytest.LogCaptureFixture
+):
+    async with http_served(loaded(tiny_decoder())) as worker:
+        reader, writer = await asyncio.open_connection(*worker.address.split(":"))
+        head = POST + content_type + b"\r\n\r\n" + whole_chunks
+        if is_late:
+            writer.write(head)
+            await worker.client.get("/healthz")  # it is being answered meanwhile
+            writer.write(no_chunk)
+        else:
+            writer.write(head + no_chunk)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            received = await reader.read()
+        writer.close()
+        assert (await worker.client.get("/healthz")).status_code == 200
+    assert received.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 415 "))
+    assert received.count(b"HTTP/1.1") == 1
+    assert not [record for record in caplog.records if record.exc_info]

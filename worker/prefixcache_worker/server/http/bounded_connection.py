@@ -7,6 +7,7 @@ import resource
 from math import inf
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 IDLE_SECONDS = 75
@@ -39,6 +40,19 @@ class BoundedConnection(H11Protocol):
         super().data_received(data)
         if self._is_answering:
             self._stop_waiting()
+
+    def send_400_response(self, msg: str) -> None:
+        """What comes is no HTTP. In the middle of a request, nothing more is expected of it then, or sent.
+
+        uvicorn would answer twice, and fail at the second answer.
+        """
+        if self._is_answering:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:  # the answer is there, or some of it
+            self.transport.close()
 
     def on_response_complete(self) -> None:
         self._await_request()
