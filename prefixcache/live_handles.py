@@ -28,7 +28,6 @@ from prefixcache.restoring import NOTHING, Restorer
 from prefixcache.sightings import TenantSightings
 from prefixcache.token_chunks import (
     TOKEN_BYTES,
-    PackedTokens,
     TokenIds,
     num_declared_chunks,
     num_readable_tokens,
@@ -170,9 +169,9 @@ class LiveHandles:
         tick = self._blocks.next_tick()
         visit = Visit(tick, account, turn.of_request, turn.of_path, priority, priority_ends)
         end = self._blocks.touch(path, visit, is_new_use=True)
-        rest = PackedTokens(tokens[path.num_chunks * self._tree.chunk_bytes :])
-        self._pins.hit(end, path.partial, rest, is_new_use=not is_resumed)
-        self._restorer.take(restorable)  # what is evicted now must not take their places
+        self._pins.hit(end, path, tokens, is_new_use=not is_resumed)
+        if restorable.blocks:
+            self._restorer.take(restorable)  # what is evicted now must not take their places
         new_ids = self._blocks.allocate(num_new, account)
         num_cached_tokens = len(shared_ids) * self._block_size + restorable.num_tokens
         if restorable.blocks:

@@ -179,21 +179,20 @@ class PinTable:
         pin.expires_at = self._clock() + pin.ttl_seconds
         self._deadlines.add((pin.expires_at, pin.serial, pin))
 
-    def hit(
-        self, end: RadixNode, partial: tuple[BlockId, int] | None, rest: PackedTokens, *, is_new_use: bool
-    ) -> None:
-        """A prompt uses the path to this node, and part of a block behind it: the pins on it start again.
+    def hit(self, end: RadixNode, path: Path, tokens: PackedTokens, *, is_new_use: bool) -> None:
+        """A prompt of these tokens uses the path to this node: the pins on it start again.
 
-        It counts as one of their hits if `is_new_use`. `rest` are the prompt's tokens behind the path: all
-        but the last one of a pin's last block is the whole pin if the prompt ends with that block, for its
-        own last token is always computed. O(depth) when there are pins.
+        It counts as one of their hits if `is_new_use`. All but the last token of a pin's last block is the
+        whole pin if the prompt ends with that block, for its own last token is always computed. O(depth)
+        when there are pins.
         """
         if self._of_last_block:
             last_ids = [node.block_ids[-1] for node in end.lineage()]
-            if partial is not None and partial[0] in self._of_last_block:
-                node = self._tree.node_ending_with(partial[0])
-                if node is not None and node.edge[-self._tree.chunk_bytes :] == rest:
-                    last_ids.append(partial[0])
+            if path.partial is not None and path.partial[0] in self._of_last_block:
+                last_id, chunk_bytes = path.partial[0], self._tree.chunk_bytes
+                node = self._tree.node_ending_with(last_id)
+                if node is not None and node.edge[-chunk_bytes:] == tokens[path.num_chunks * chunk_bytes :]:
+                    last_ids.append(last_id)
             for block_id in last_ids:
                 for pin in self._of_last_block.get(block_id, ()):
                     self.renew(pin)

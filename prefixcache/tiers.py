@@ -70,7 +70,7 @@ class Tiers:
 
     @property
     def has_blocks(self) -> bool:
-        return any(len(tier) for tier in self._tiers)
+        return bool(self._tiers) and any(len(tier) for tier in self._tiers)
 
     @property
     def num_pending_moves(self) -> int:
