@@ -64,6 +64,25 @@ async def test_the_door_is_as_it_describes_itself(path: str):
     await against_a_worker(attack)
 
 
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/v1/completions", {"prompt": "f"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "f"}]}),
+    ],
+)
+async def test_a_stream_to_its_end_is_as_described(path: str, prompt: dict[str, Any]):
+    def attack(url: str) -> None:
+        operation = schemathesis.openapi.from_url(f"{url}/openapi.json")[path]["POST"]
+        body = {"model": "tiny", "stream": True, "max_tokens": 4, **prompt}
+        case = operation.Case(body=body, media_type="application/json")
+        response = case.call()
+        assert response.text.endswith("data: [DONE]\n\n")
+        case.validate_response(response)
+
+    await against_a_worker(attack)
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),

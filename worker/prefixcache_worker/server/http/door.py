@@ -177,8 +177,13 @@ def _described(
     if chunk is not None:
         data = {
             "type": "string",
-            "contentMediaType": "application/json",
-            "contentSchema": {"oneOf": [_reference(chunk), _reference(ErrorAnswer)]},
+            "anyOf": [
+                {"const": "[DONE]"},
+                {
+                    "contentMediaType": "application/json",
+                    "contentSchema": {"oneOf": [_reference(chunk), _reference(ErrorAnswer)]},
+                },
+            ],
             "description": "A piece of the answer, the error that ends it, or [DONE].",
         }
         event = {"type": "object", "required": ["data"], "properties": {"data": data}}
