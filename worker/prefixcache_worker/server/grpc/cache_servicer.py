@@ -6,6 +6,7 @@ import asyncio
 import logging
 from contextlib import aclosing
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import grpc
@@ -32,6 +33,7 @@ from prefixcache_worker.server.grpc.prefix_calls import (
     update_prefix,
 )
 from prefixcache_worker.server.grpc.tree_answer import MAX_TREE_NODES, tree_to_proto
+from prefixcache_worker.server.off_loop import off_loop
 from prefixcache_worker.server.served_model import ServedModel
 from prefixcache_worker.server.validation.explain import explain_query_from_proto
 from prefixcache_worker.server.validation.prefixes import PrefixTtl, prefix_order_from_proto
@@ -75,9 +77,10 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
             self._admission.request(caller, metadata_of(context), method="CreatePrefix") as record,
         ):
             await send_request_id(context, record.request_id)
-            order = await asyncio.to_thread(  # tokenising a long text must not hold up the streams
+            checked = partial(
                 prefix_order_from_proto, request, caller=caller, model=self._model, ttl=self._prefix_ttl
             )
+            order = await off_loop(checked, num_bytes=request.ByteSize())
             created = await create_prefix(
                 order, record.request_id, engine_loop=self._engine_loop, deadline=deadline_of(context)
             )
@@ -184,9 +187,8 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         context: grpc.aio.ServicerContext[Any, cache_pb2.ExplainResponse],
     ) -> cache_pb2.ExplainResponse:
         async with authorised(context, self._access) as caller:
-            query = await asyncio.to_thread(
-                explain_query_from_proto, request, caller=caller, model=self._model
-            )
+            checked = partial(explain_query_from_proto, request, caller=caller, model=self._model)
+            query = await off_loop(checked, num_bytes=request.ByteSize())
             explanation = await self._engine_loop.call(
                 lambda engine: prefix_cache(engine).explain(
                     query.tokens,
