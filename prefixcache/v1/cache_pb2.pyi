@@ -378,7 +378,7 @@ class TierStats(_message.Message):
     def __init__(self, name: _Optional[str] = ..., num_blocks: _Optional[int] = ..., used_blocks: _Optional[int] = ..., stored: _Optional[int] = ..., restored: _Optional[int] = ..., evicted: _Optional[int] = ...) -> None: ...
 
 class RequestStats(_message.Message):
-    __slots__ = ("waiting", "running", "finished", "cancelled", "preemptions", "steps", "failed", "peak_running", "promoted", "followed")
+    __slots__ = ("waiting", "running", "finished", "cancelled", "preemptions", "steps", "failed", "peak_running", "promoted", "followed", "running_tokens", "longest")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
@@ -389,6 +389,8 @@ class RequestStats(_message.Message):
     PEAK_RUNNING_FIELD_NUMBER: _ClassVar[int]
     PROMOTED_FIELD_NUMBER: _ClassVar[int]
     FOLLOWED_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_FIELD_NUMBER: _ClassVar[int]
     waiting: int
     running: int
     finished: int
@@ -399,19 +401,47 @@ class RequestStats(_message.Message):
     peak_running: int
     promoted: int
     followed: int
-    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., finished: _Optional[int] = ..., cancelled: _Optional[int] = ..., preemptions: _Optional[int] = ..., steps: _Optional[int] = ..., failed: _Optional[int] = ..., peak_running: _Optional[int] = ..., promoted: _Optional[int] = ..., followed: _Optional[int] = ...) -> None: ...
+    running_tokens: int
+    longest: int
+    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., finished: _Optional[int] = ..., cancelled: _Optional[int] = ..., preemptions: _Optional[int] = ..., steps: _Optional[int] = ..., failed: _Optional[int] = ..., peak_running: _Optional[int] = ..., promoted: _Optional[int] = ..., followed: _Optional[int] = ..., running_tokens: _Optional[int] = ..., longest: _Optional[int] = ...) -> None: ...
+
+class LatencyStats(_message.Message):
+    __slots__ = ("name", "count", "p50_seconds", "p90_seconds", "p99_seconds")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    P50_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    P90_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    P99_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    count: int
+    p50_seconds: float
+    p90_seconds: float
+    p99_seconds: float
+    def __init__(self, name: _Optional[str] = ..., count: _Optional[int] = ..., p50_seconds: _Optional[float] = ..., p90_seconds: _Optional[float] = ..., p99_seconds: _Optional[float] = ...) -> None: ...
+
+class EvictionStats(_message.Message):
+    __slots__ = ("cause", "num_blocks")
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    cause: str
+    num_blocks: int
+    def __init__(self, cause: _Optional[str] = ..., num_blocks: _Optional[int] = ...) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("blocks", "tokens", "requests", "tiers")
+    __slots__ = ("blocks", "tokens", "requests", "tiers", "latencies", "evictions")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
+    LATENCIES_FIELD_NUMBER: _ClassVar[int]
+    EVICTIONS_FIELD_NUMBER: _ClassVar[int]
     blocks: BlockStats
     tokens: TokenStats
     requests: RequestStats
     tiers: _containers.RepeatedCompositeFieldContainer[TierStats]
-    def __init__(self, blocks: _Optional[_Union[BlockStats, _Mapping]] = ..., tokens: _Optional[_Union[TokenStats, _Mapping]] = ..., requests: _Optional[_Union[RequestStats, _Mapping]] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ...) -> None: ...
+    latencies: _containers.RepeatedCompositeFieldContainer[LatencyStats]
+    evictions: _containers.RepeatedCompositeFieldContainer[EvictionStats]
+    def __init__(self, blocks: _Optional[_Union[BlockStats, _Mapping]] = ..., tokens: _Optional[_Union[TokenStats, _Mapping]] = ..., requests: _Optional[_Union[RequestStats, _Mapping]] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., latencies: _Optional[_Iterable[_Union[LatencyStats, _Mapping]]] = ..., evictions: _Optional[_Iterable[_Union[EvictionStats, _Mapping]]] = ...) -> None: ...
 
 class DumpTreeRequest(_message.Message):
     __slots__ = ("max_depth",)

@@ -1,0 +1,1 @@
+"""Load on a server: what to send, when, to whom, and what came of it."""
