@@ -11,6 +11,7 @@ from xxhash import xxh3_64_intdigest
 
 from prefixcache.audit import check_references
 from prefixcache.block_keys import BlockKey, BlockKeys
+from prefixcache.block_life import BlockLifeStats
 from prefixcache.block_pool import BlockId, BlockPool, OnFree
 from prefixcache.cached_blocks import CachedBlocks
 from prefixcache.errors import InvalidArgumentError, PendingMovesError
@@ -515,6 +516,10 @@ class PrefixCache:
             num_nodes=self._tree.num_nodes,
             tiers=self._tiers.stats(),
         )
+
+    def block_life(self) -> BlockLifeStats:
+        """How long blocks stayed, how often they were used, and why they left, since the start. O(1)."""
+        return self._blocks.life_stats()
 
     def policy_state(self) -> PolicyState:
         """What the eviction policy does at the moment, and why. O(1)."""

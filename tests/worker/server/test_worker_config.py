@@ -54,6 +54,8 @@ SAMPLE_TEXT = {
     "prefix_ttl": "60",
     "max_prefix_ttl": "600",
     "num_threads": "2",
+    "metrics_aliases": "vllm",
+    "metrics_tenants": "5",
     "log_level": "debug",
     "drain_seconds": "1.5",
     "audit": "true",

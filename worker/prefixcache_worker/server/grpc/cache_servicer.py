@@ -33,6 +33,7 @@ from prefixcache_worker.server.grpc.prefix_calls import (
     update_prefix,
 )
 from prefixcache_worker.server.grpc.tree_answer import MAX_TREE_NODES, tree_to_proto
+from prefixcache_worker.server.metrics.request_times import RequestTimes
 from prefixcache_worker.server.off_loop import off_loop
 from prefixcache_worker.server.served_model import ServedModel
 from prefixcache_worker.server.validation.explain import explain_query_from_proto
@@ -55,6 +56,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         access: Access,
         admission: Admission,
         prefix_ttl: PrefixTtl,
+        times: RequestTimes,
         event_feed: EventFeed | None = None,
         snapshots: SnapshotKeeper | None = None,
     ) -> None:
@@ -65,6 +67,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         self._event_feed = event_feed
         self._admission = admission
         self._prefix_ttl = prefix_ttl
+        self._times = times
 
     async def CreatePrefix(
         self,
@@ -136,12 +139,24 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
     ) -> cache_pb2.GetStatsResponse:
         async with authorised(context, self._access) as caller:
             caller.require(Role.ADMIN, "GetStats")
-            stats = await self._engine_loop.call(lambda engine: engine.stats(reset_peaks=request.reset_peaks))
+            stats, recent = await self._engine_loop.call(
+                lambda engine: (engine.stats(reset_peaks=request.reset_peaks), self._times.recent())
+            )
+            departures = {} if stats.life is None else stats.life.num_left
             return cache_pb2.GetStatsResponse(
                 blocks=cache_pb2.BlockStats(**asdict(stats.blocks)),
                 tokens=cache_pb2.TokenStats(**asdict(stats.tokens)),
                 requests=cache_pb2.RequestStats(**asdict(stats.requests)),
                 tiers=[cache_pb2.TierStats(**asdict(tier)) for tier in stats.tiers],
+                latencies=[
+                    cache_pb2.LatencyStats(name=name, **asdict(seconds.summary()))
+                    for name, seconds in recent.items()
+                    if seconds.count
+                ],
+                evictions=[
+                    cache_pb2.EvictionStats(cause=departure.value, num_blocks=num_blocks)
+                    for departure, num_blocks in departures.items()
+                ],
             )
 
     async def DumpTree(

@@ -31,7 +31,7 @@ from prefixcache_worker.server.http.objects import (
     TextCompletion,
 )
 from prefixcache_worker.server.large_requests import LargeRequests
-from prefixcache_worker.server.metrics import Metrics
+from prefixcache_worker.server.metrics.page import Metrics
 from prefixcache_worker.server.served_model import ServedModel
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
