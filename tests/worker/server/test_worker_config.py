@@ -159,6 +159,8 @@ def test_memory_and_blocks_from_one_source_exclude_each_other():
         ("prefix_ttl", "-1"),
         ("max_prefix_ttl", "inf"),
         ("num_threads", "0"),
+        ("metrics_aliases", "sglang"),
+        ("metrics_tenants", "-1"),
         ("log_level", "loud"),
         ("snapshot_seconds", "0.5"),
         ("snapshot_stop_seconds", "-1"),
