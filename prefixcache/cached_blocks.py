@@ -180,15 +180,15 @@ class CachedBlocks:
         node, now = end, self._clock()
         promise = (visit.priority, visit.priority_ends)
         while node.parent is not None:
-            if is_new_use:
-                self._life.used(node, now)
-            node.last_used, node.used_seconds = self._last_tick, now
+            node.last_used = self._last_tick
             node.turn = max(node.turn, visit.path_turn if is_new_use else visit.turn)
             if is_new_use or (node.depth >= num_used_blocks and node.created != visit.tick):
                 node.num_uses += 1
+                self._life.used(node, now)
                 former = (node.priority, node.priority_ends)
                 if promise >= former or node.priority_ends <= now:
                     node.priority, node.priority_ends = promise
+            node.used_seconds = now
             if node.is_public and node.payers[-1] is not visit.account:
                 self._ledger.charge_user(node, visit.account)
             self._policy.used(node)

@@ -22,11 +22,11 @@ class Family(NamedTuple):
 
 
 @asynccontextmanager
-async def busy_worker(**settings: Any) -> AsyncIterator[ServedWorker]:
+async def busy_worker(*, num_rounds: int = 1, **settings: Any) -> AsyncIterator[ServedWorker]:
     """It has a small pool and a tier behind it; two tenants have had answers, and blocks were evicted."""
     settings = {"kv_blocks": 8, "kv_headroom": 0.0, "tier_memory": 1 << 20} | settings
     async with served(loaded(tiny_decoder()), **settings) as worker:
-        for tenant, text in (("shop", "a"), ("shop", "a"), ("bank", "z")):
+        for tenant, text in (("shop", "a"), ("shop", "a"), ("bank", "z")) * num_rounds:
             await worker.answer(greedy_request(stream(text, 100), 4), tenant=tenant)
         yield worker
 
