@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from prefixcache.histogram import Histogram, HistogramCounts
 from prefixcache.history import Loss
@@ -15,7 +15,7 @@ LIFE_SECONDS = (0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 720
 """Bounds of the histograms: from one step of a model to a day."""
 
 
-class Departure(Enum):
+class Departure(StrEnum):
     """Why a block left the cache. The first five are evictions."""
 
     OWN_REQUEST = "own_request"
@@ -70,10 +70,12 @@ class BlockLife:
     as old as the first.
     """
 
-    __slots__ = ("_idle", "_num_left", "_num_stored", "_residency", "_reuse_gap", "num_evicted")
+    __slots__ = ("_idle", "_num_left", "_num_stored", "_residency", "num_evicted", "reuse_gap")
 
     def __init__(self) -> None:
-        self._residency, self._idle, self._reuse_gap = (Histogram(LIFE_SECONDS) for _ in range(3))
+        self._residency, self._idle = Histogram(LIFE_SECONDS), Histogram(LIFE_SECONDS)
+        self.reuse_gap = Histogram(LIFE_SECONDS)
+        """Seconds, which whoever touches a node observes, once for each block: that has to be fast."""
         self._num_stored = 0
         self._num_left = dict.fromkeys(Departure, 0)
         self.num_evicted = 0
@@ -87,10 +89,6 @@ class BlockLife:
     def stored(self, num_blocks: int) -> None:
         """Blocks have come into the tree."""
         self._num_stored += num_blocks
-
-    def used(self, node: RadixNode, seconds: float) -> None:
-        """A request uses the node, which has not been told so yet."""
-        self._reuse_gap.observe(seconds - node.used_seconds, len(node.block_ids))
 
     def evicted(self, node: RadixNode, num_blocks: int, departure: Departure, seconds: float) -> None:
         """The last blocks of a node are evicted."""
@@ -114,5 +112,5 @@ class BlockLife:
             num_left=dict(self._num_left),
             residency=self._residency.counts(),
             idle=self._idle.counts(),
-            reuse_gap=self._reuse_gap.counts(),
+            reuse_gap=self.reuse_gap.counts(),
         )

@@ -184,7 +184,7 @@ class CachedBlocks:
             node.turn = max(node.turn, visit.path_turn if is_new_use else visit.turn)
             if is_new_use or (node.depth >= num_used_blocks and node.created != visit.tick):
                 node.num_uses += 1
-                self._life.used(node, now)
+                self._life.reuse_gap.observe(now - node.used_seconds, len(node.block_ids))
                 former = (node.priority, node.priority_ends)
                 if promise >= former or node.priority_ends <= now:
                     node.priority, node.priority_ends = promise
