@@ -132,7 +132,7 @@ def test_a_failure_is_an_end():
     assert [outcome for outcome, _ in notes.ends] == [Outcome.FAILED] * 2
 
 
-def test_an_observer_that_fails_harms_nobody_and_is_logged_once(caplog: pytest.LogCaptureFixture):
+def test_b80_an_observer_that_fails_harms_nobody_and_is_logged_once(caplog: pytest.LogCaptureFixture):
     expected = HandEngine().generate(stream("a", 40), 5, n=2)
     hand = HandEngine(observer=Deaf())
     with caplog.at_level(logging.ERROR):
