@@ -17,7 +17,7 @@ def output_of(*command: str | Path) -> str:
 
 def test_compose_understands_the_file():
     services = output_of("docker-compose", "-f", DEPLOY / "compose/compose.yaml", "config", "--services")
-    assert set(services.split()) == {"worker", "prometheus"}
+    assert set(services.split()) == {"worker", "prometheus", "grafana"}
 
 
 def test_prometheus_understands_its_file(tmp_path: Path):
@@ -25,6 +25,7 @@ def test_prometheus_understands_its_file(tmp_path: Path):
     copy = tmp_path / "prometheus.yml"
     copy.write_text((DEPLOY / "compose/prometheus.yml").read_text())
     (tmp_path / "prometheus.key").write_text("a key")
+    (tmp_path / "alerts.yml").write_text((DEPLOY / "prometheus/alerts.yml").read_text())
 
     assert "is valid" in output_of("promtool", "check", "config", copy)
 
