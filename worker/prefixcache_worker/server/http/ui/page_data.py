@@ -1,0 +1,205 @@
+"""What the live page shows, as JSON: the answers of gRPC, for whoever may have them there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from typing import Any, NamedTuple
+
+import xxhash
+
+from prefixcache import BlocksRemoved, BlocksStored, CacheCleared, Event, NodeView, TreeView
+from prefixcache.v1 import cache_pb2, diagnosis_pb2
+from prefixcache_worker.engine.engine import Engine
+from prefixcache_worker.engine.engine_loop import EngineLoop
+from prefixcache_worker.engine.event_feed import EventFeed
+from prefixcache_worker.engine.stats import EngineStats
+from prefixcache_worker.engine.tenant_usage import tenant_usage
+from prefixcache_worker.errors import InvalidRequestError
+from prefixcache_worker.server.access.access import Access
+from prefixcache_worker.server.access.caller import Caller
+from prefixcache_worker.server.grpc.explanation import explain
+from prefixcache_worker.server.grpc.prefix_calls import usage_to_proto
+from prefixcache_worker.server.grpc.stats_answer import stats_to_proto
+from prefixcache_worker.server.grpc.tree_answer import MAX_TREE_NODES, preview
+from prefixcache_worker.server.http.bodies import ExplainBody
+from prefixcache_worker.server.http.exchange import Exchange
+from prefixcache_worker.server.http.to_proto import explain_to_proto
+from prefixcache_worker.server.http.typed_body import typed_body
+from prefixcache_worker.server.http.ui.engine_looks import EngineLooks
+from prefixcache_worker.server.http.ui.icicle import Cell, Icicle, Measure
+from prefixcache_worker.server.http.ui.plain import plain
+from prefixcache_worker.server.large_requests import LargeRequests
+from prefixcache_worker.server.live_requests import live_requests
+from prefixcache_worker.server.served_model import ServedModel
+
+MAX_EVENTS = 40
+"""The latest, in one answer."""
+MAX_REQUESTS = 100
+"""The oldest, in one answer."""
+
+
+class PageData:
+    """Answers the calls of the page. Who is no admin is told of its own tenant and of what is public."""
+
+    def __init__(
+        self,
+        *,
+        engine_loop: EngineLoop,
+        model: ServedModel,
+        access: Access,
+        event_feed: EventFeed | None,
+        large_requests: LargeRequests,
+    ) -> None:
+        self._engine_loop = engine_loop
+        self._looks = EngineLooks(engine_loop)
+        self._model = model
+        self._access = access
+        self._event_feed = event_feed
+        self._large_requests = large_requests
+
+    async def now(self, exchange: Exchange) -> None:
+        """GET /ui/data/now: who asks, the model, figures, live requests and the latest events."""
+        caller = self._access.caller(exchange.headers)
+        tenant = None if caller.is_admin else caller.tenant
+        see = self._see_all if caller.is_admin else partial(self._see_tenant, caller)
+        seen = await self._looks.look(("now", tenant), see, _digest)
+        me = {"tenant": caller.tenant, "role": caller.role.name.lower()}
+        await _reply(exchange, {"caller": me, "model": self._described_model(), **seen})
+
+    async def tree(self, exchange: Exchange) -> None:
+        """GET /ui/data/tree: a picture of the radix tree, or of what hangs on the node `?root=`.
+
+        `?by=` tokens or blocks, which a cell's width stands for.
+        """
+        caller = self._access.caller(exchange.headers)
+        by = exchange.query("by") or Measure.TOKENS.value
+        if by not in [measure.value for measure in Measure]:
+            raise InvalidRequestError("by", "must be tokens or blocks")
+        tenant = None if caller.is_admin else caller.tenant
+
+        def see(engine: Engine) -> TreeView:
+            view: TreeView = engine.cache.view(tenant, max_nodes=MAX_TREE_NODES)
+            return view
+
+        digest = partial(Icicle, block_size=self._model.block_size)
+        icicle = await self._looks.look(("tree", tenant), see, digest)
+        picture = partial(self._picture, icicle, exchange.query("root"), Measure(by), caller)
+        await _reply(exchange, await asyncio.to_thread(picture))
+
+    async def explain(self, exchange: Exchange) -> None:
+        """POST /ui/data/explain: why a prompt is cached no further. Changes nothing."""
+        caller = self._access.caller(exchange.headers)
+        with self._large_requests.room() as room:
+            message = explain_to_proto(await typed_body(exchange, room, ExplainBody))
+            answer = await exchange.while_connected(
+                explain(message, caller=caller, engine_loop=self._engine_loop, model=self._model)
+            )
+        await _reply(exchange, plain(answer))
+
+    def _see_all(self, engine: Engine) -> _Seen:
+        events = None if self._event_feed is None else self._event_feed.latest(MAX_EVENTS)
+        pinned = engine.cache.stats().num_pinned
+        return _Seen(live_requests(engine, None), engine.stats(), pinned, events=events)
+
+    def _see_tenant(self, caller: Caller, engine: Engine) -> _Seen:
+        [usage] = tenant_usage(engine, [caller.tenant])
+        return _Seen(live_requests(engine, caller.tenant), usage=usage_to_proto(usage, caller))
+
+    def _described_model(self) -> dict[str, Any]:
+        model = self._model
+        return {
+            "name": model.name,
+            "device": model.device,
+            "kv_dtype": model.kv_dtype,
+            "context_length": model.context_length,
+            "block_size": model.block_size,
+            "block_bytes": model.block_bytes,
+            "num_blocks": model.num_blocks,
+        }
+
+    def _picture(self, icicle: Icicle, root: str | None, measure: Measure, caller: Caller) -> dict[str, Any]:
+        lineage = [] if root is None else icicle.lineage(root)
+        if not lineage:
+            root = None  # the node has gone: the whole tree then
+
+        def text(node: NodeView) -> str:
+            return preview(node, tenant=caller.tenant, tokenizer=self._model.tokenizer)
+
+        return {
+            "root": root,
+            "total": icicle.total(measure),
+            "num_nodes": len(icicle.nodes),
+            "num_left_out": icicle.num_left_out,
+            "latest_use": icicle.latest_use,
+            "lineage": [{"key": key, "preview": text(node)} for key, node in lineage],
+            "tenants": [share._asdict() for share in icicle.tenants()],
+            "cells": [_cell(cell, text) for cell in icicle.cells(root, measure)],
+        }
+
+
+class _Seen(NamedTuple):
+    """The engine at one moment, as an admin may see it, or a tenant."""
+
+    live: diagnosis_pb2.ListRequestsResponse
+    stats: EngineStats | None = None
+    num_pinned_blocks: int | None = None
+    usage: cache_pb2.TenantUsage | None = None
+    events: list[Event] | None = None
+    """None too where nothing is shared."""
+
+
+def _digest(seen: _Seen) -> dict[str, Any]:
+    requests = seen.live.requests
+    return {
+        "requests": [plain(request) for request in requests[:MAX_REQUESTS]],
+        "num_requests_left_out": seen.live.num_left_out + max(0, len(requests) - MAX_REQUESTS),
+        "stats": None if seen.stats is None else plain(stats_to_proto(seen.stats)),
+        "num_pinned_blocks": seen.num_pinned_blocks,
+        "usage": None if seen.usage is None else plain(seen.usage),
+        "events": None if seen.events is None else [_event(event) for event in seen.events],
+    }
+
+
+def _event(event: Event) -> dict[str, Any]:
+    # As a text: a number of this size is none that JavaScript can hold.
+    number = {"number": str(event.sequence_number)}
+    match event:
+        case BlocksStored():
+            blocks = {"num_blocks": len(event.block_keys), "num_tokens": event.num_tokens}
+            return {**number, "kind": "stored", **blocks, "public": event.public}
+        case BlocksRemoved():
+            return {**number, "kind": "removed", "num_blocks": len(event.block_keys), "cause": event.cause}
+        case CacheCleared():
+            return {**number, "kind": "cleared"}
+
+
+def _cell(cell: Cell, text: Callable[[NodeView], str]) -> dict[str, Any]:
+    counts = {field.name: getattr(cell, field.name) for field in fields(cell) if field.name != "node"}
+    node = cell.node
+    if node is None:
+        return {**counts, "merged": True}
+    return {
+        **counts,
+        "merged": False,
+        "public": node.public,
+        "tenant": node.tenant,
+        "num_live_blocks": node.num_live_blocks,
+        "num_readers": node.num_readers,
+        "last_used": node.last_used,
+        "preview": text(node),
+    }
+
+
+async def _reply(exchange: Exchange, answer: dict[str, Any]) -> None:
+    """The answer as JSON, or nothing but a status where the page has the same already."""
+    body = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+    tag = f'"{xxhash.xxh3_64_hexdigest(body)}"'
+    headers = {"etag": tag, "cache-control": "no-store", "content-type": "application/json"}
+    if dict(exchange.headers).get("if-none-match") == tag:
+        await exchange.reply(b"", status=304, headers=headers)
+    else:
+        await exchange.reply(body, headers=headers)
