@@ -102,8 +102,8 @@ class PageData:
 
     def _see_all(self, engine: Engine) -> _Seen:
         events = None if self._event_feed is None else self._event_feed.latest(MAX_EVENTS)
-        pinned = engine.cache.stats().num_pinned
-        return _Seen(live_requests(engine, None), engine.stats(), pinned, events=events)
+        num_kept = engine.cache.stats().num_pinned_only
+        return _Seen(live_requests(engine, None), engine.stats(), num_kept, events=events)
 
     def _see_tenant(self, caller: Caller, engine: Engine) -> _Seen:
         [usage] = tenant_usage(engine, [caller.tenant])
@@ -146,7 +146,8 @@ class _Seen(NamedTuple):
 
     live: diagnosis_pb2.ListRequestsResponse
     stats: EngineStats | None = None
-    num_pinned_blocks: int | None = None
+    num_kept_blocks: int | None = None
+    """That prefixes keep and no request holds."""
     usage: cache_pb2.TenantUsage | None = None
     events: list[Event] | None = None
     """None too where nothing is shared."""
@@ -158,7 +159,7 @@ def _digest(seen: _Seen) -> dict[str, Any]:
         "requests": [plain(request) for request in requests[:MAX_REQUESTS]],
         "num_requests_left_out": seen.live.num_left_out + max(0, len(requests) - MAX_REQUESTS),
         "stats": None if seen.stats is None else plain(stats_to_proto(seen.stats)),
-        "num_pinned_blocks": seen.num_pinned_blocks,
+        "num_kept_blocks": seen.num_kept_blocks,
         "usage": None if seen.usage is None else plain(seen.usage),
         "events": None if seen.events is None else [_event(event) for event in seen.events],
     }
