@@ -17,8 +17,8 @@ HOUSE_RULES = (
 TENANTS = {
     "northern-air": "Tariffs: Light, Classic, Flex. Light fares cannot be changed. Bags cost 30 euros each.",
     "hotel-quay": "Rooms are held until 18:00. Breakfast is 14 euros. Late departure until noon is free.",
-    "blue-ferries": "Cabins are for two or four. Cars up to two metres high. Dogs stay in the car deck kennel.",
-    "city-rail": "Seats cost 4 euros. Children under six travel free. Tickets can be returned until departure.",
+    "blue-ferries": "Cabins are for two or four. Dogs stay in the car deck kennel.",
+    "city-rail": "Seats cost 4 euros. Small children travel free. Tickets can be returned until departure.",
 }
 QUESTIONS = (
     "Can I change my booking to Friday?",

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import xxhash
 
@@ -60,6 +61,8 @@ class PageData:
         self._access = access
         self._event_feed = event_feed
         self._large_requests = large_requests
+        self._pictures: WeakKeyDictionary[Icicle, dict[tuple[str | None, Measure, str], bytes]]
+        self._pictures = WeakKeyDictionary()  # as JSON; they go when the next look takes the place of theirs
 
     async def now(self, exchange: Exchange) -> None:
         """GET /ui/data/now: who asks, the model, figures, live requests and the latest events."""
@@ -68,7 +71,7 @@ class PageData:
         see = self._see_all if caller.is_admin else partial(self._see_tenant, caller)
         seen = await self._looks.look(("now", tenant), see, _digest)
         me = {"tenant": caller.tenant, "role": caller.role.name.lower()}
-        await _reply(exchange, {"caller": me, "model": self._described_model(), **seen})
+        await _reply(exchange, _json({"caller": me, "model": self._described_model(), **seen}))
 
     async def tree(self, exchange: Exchange) -> None:
         """GET /ui/data/tree: a picture of the radix tree, or of what hangs on the node `?root=`.
@@ -87,8 +90,11 @@ class PageData:
 
         digest = partial(Icicle, block_size=self._model.block_size)
         icicle = await self._looks.look(("tree", tenant), see, digest)
-        picture = partial(self._picture, icicle, exchange.query("root"), Measure(by), caller)
-        await _reply(exchange, await asyncio.to_thread(picture))
+        pictures = self._pictures.setdefault(icicle, {})
+        asked = (exchange.query("root"), Measure(by), caller.tenant)
+        if asked not in pictures:
+            pictures[asked] = await asyncio.to_thread(self._picture, icicle, *asked)
+        await _reply(exchange, pictures[asked])
 
     async def explain(self, exchange: Exchange) -> None:
         """POST /ui/data/explain: why a prompt is cached no further. Changes nothing."""
@@ -98,7 +104,7 @@ class PageData:
             answer = await exchange.while_connected(
                 explain(message, caller=caller, engine_loop=self._engine_loop, model=self._model)
             )
-        await _reply(exchange, plain(answer))
+        await _reply(exchange, _json(plain(answer)))
 
     def _see_all(self, engine: Engine) -> _Seen:
         events = None if self._event_feed is None else self._event_feed.latest(MAX_EVENTS)
@@ -121,24 +127,26 @@ class PageData:
             "num_blocks": model.num_blocks,
         }
 
-    def _picture(self, icicle: Icicle, root: str | None, measure: Measure, caller: Caller) -> dict[str, Any]:
+    def _picture(self, icicle: Icicle, root: str | None, measure: Measure, tenant: str) -> bytes:
         lineage = [] if root is None else icicle.lineage(root)
         if not lineage:
             root = None  # the node has gone: the whole tree then
 
         def text(node: NodeView) -> str:
-            return preview(node, tenant=caller.tenant, tokenizer=self._model.tokenizer)
+            return preview(node, tenant=tenant, tokenizer=self._model.tokenizer)
 
-        return {
-            "root": root,
-            "total": icicle.total(measure),
-            "num_nodes": len(icicle.nodes),
-            "num_left_out": icicle.num_left_out,
-            "latest_use": icicle.latest_use,
-            "lineage": [{"key": key, "preview": text(node)} for key, node in lineage],
-            "tenants": [share._asdict() for share in icicle.tenants()],
-            "cells": [_cell(cell, text) for cell in icicle.cells(root, measure)],
-        }
+        return _json(
+            {
+                "root": root,
+                "total": icicle.total(measure),
+                "num_nodes": len(icicle.nodes),
+                "num_left_out": icicle.num_left_out,
+                "latest_use": icicle.latest_use,
+                "lineage": [{"key": key, "preview": text(node)} for key, node in lineage],
+                "tenants": [share._asdict() for share in icicle.tenants()],
+                "cells": [_cell(cell, text) for cell in icicle.cells(root, measure)],
+            }
+        )
 
 
 class _Seen(NamedTuple):
@@ -195,9 +203,12 @@ def _cell(cell: Cell, text: Callable[[NodeView], str]) -> dict[str, Any]:
     }
 
 
-async def _reply(exchange: Exchange, answer: dict[str, Any]) -> None:
-    """The answer as JSON, or nothing but a status where the page has the same already."""
-    body = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+def _json(answer: dict[str, Any]) -> bytes:
+    return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+async def _reply(exchange: Exchange, body: bytes) -> None:
+    """The answer, or nothing but a status where the page has the same already."""
     tag = f'"{xxhash.xxh3_64_hexdigest(body)}"'
     headers = {"etag": tag, "cache-control": "no-store", "content-type": "application/json"}
     if dict(exchange.headers).get("if-none-match") == tag:

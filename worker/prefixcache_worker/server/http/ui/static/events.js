@@ -17,10 +17,8 @@ export class EventList {
       this.#place.prepend(row("", "missed", `${number(missed)} more, too fast for this page`));
     }
     const now = isFirst ? "before" : new Date().toTimeString().slice(0, 8);
-    for (const event of fresh) {
-      this.#place.prepend(row(now, event.kind, words(event)));
-      this.#last = BigInt(event.number);
-    }
+    for (const event of joined(fresh)) this.#place.prepend(row(now, event.kind, words(event)));
+    if (fresh.length) this.#last = BigInt(fresh.at(-1).number);
     while (this.#place.children.length > MAX_SHOWN) this.#place.lastChild.remove();
     const gone = evictions.map(({ cause, num_blocks: blocks }) => `${number(blocks)} ${cause}`);
     setText("events-size", gone.length ? `blocks gone so far: ${gone.join(", ")}` : "");
@@ -30,6 +28,21 @@ export class EventList {
       this.#place.querySelector(".empty")?.remove();
     }
   }
+}
+
+/** Events of one kind that follow each other, as one with the sum of their blocks. */
+function joined(events) {
+  const runs = [];
+  for (const event of events) {
+    const last = runs.at(-1);
+    if (last && ["kind", "public", "cause"].every((field) => last[field] === event[field])) {
+      last.num_blocks += event.num_blocks;
+      last.num_tokens += event.num_tokens;
+    } else {
+      runs.push({ ...event });
+    }
+  }
+  return runs;
 }
 
 function words(event) {

@@ -140,7 +140,7 @@ export function drawLatency(latencies) {
 
 /** A ratio over time: `points` are pairs of seconds before now and a share, null where there is none. */
 export function drawHistory(points, spanSeconds) {
-  const [width, height, left, bottom] = [520, 190, 46, 22];
+  const [width, height, left, bottom] = [520, 270, 46, 24];
   const x = (ago) => left + (width - left - 6) * (1 - ago / spanSeconds);
   const y = (share) => 8 + (height - bottom - 8) * (1 - share);
   const chart = drawn("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img" });
