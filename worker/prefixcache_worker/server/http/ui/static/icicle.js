@@ -3,7 +3,7 @@
 import { bytes, count, element, number, oneLine, percent, swatch } from "./words.js";
 
 const ROW_PIXELS = 29;
-const NARROW_SHARE = 0.02; // no text fits
+const NARROW_PIXELS = 44; // no word fits
 
 export class IcicleView {
   #place = document.getElementById("icicle");
@@ -57,7 +57,7 @@ export class IcicleView {
     }
     if (drawn !== successor) this.#place.insertBefore(drawn, successor);
     const { colour, latest_use: latestUse } = this.#picture;
-    const isNarrow = cell.width < NARROW_SHARE;
+    const isNarrow = cell.width * this.#place.clientWidth < NARROW_PIXELS;
     const isLive = !cell.merged && cell.num_live_blocks > 0;
     drawn.className = `cell${isNarrow ? " narrow" : ""}${isLive ? " live" : ""}${cell.merged ? " merged" : ""}`;
     drawn.style.left = `${100 * cell.left}%`;

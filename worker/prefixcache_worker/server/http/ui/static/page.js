@@ -74,12 +74,12 @@ function drawNow({ model, stats, usage, requests, num_requests_left_out: numLeft
 
 function figuresOfAll({ blocks, tokens, requests }) {
   const { waiting, running } = requests;
-  const reads = tokens.kv_rows_read ? tokens.kv_rows_unshared / tokens.kv_rows_read : 1;
+  const reads = (100 * tokens.kv_rows_read) / (tokens.kv_rows_unshared || 1);
   return [
     ...tokenFigures(tokens),
     ["Requests", number(running), "running", `${number(waiting)} waiting, ${number(requests.finished)} finished`],
     ["Pool held", percent(blocks.live, blocks.total).replace(" %", ""), "%", `${bytes(blocks.live * blocks.block_bytes)} by requests, ${bytes(blocks.idle * blocks.block_bytes)} cached`],
-    ["Attention reads", reads.toFixed(1), "× less", "than without sharing, since the start"],
+    ["Attention reads", reads.toFixed(1), "%", "of the rows it would read without sharing"],
   ];
 }
 
@@ -95,9 +95,11 @@ function figuresOfTenant(usage, numLive) {
 
 function tokenFigures(tokens) {
   const recent = history.recentRatio();
-  const ratio = recent === null ? "–" : (100 * recent).toFixed(1);
+  const ever = percent(tokens.cached, tokens.prompt);
+  const ratio = recent === null ? ever : `${(100 * recent).toFixed(1)} %`;
+  const remark = recent === null ? "since the start; no prompt just now" : `now; ${ever} since the start`;
   return [
-    ["Hit ratio", ratio, "%", `now; ${percent(tokens.cached, tokens.prompt)} since the start`],
+    ["Hit ratio", ratio.replace(" %", ""), "%", remark],
     ["Generated", number(history.generatedPerSecond()), "tokens/s", `${number(tokens.generated)} since the start`],
   ];
 }

@@ -140,7 +140,8 @@ export function drawLatency(latencies) {
 
 /** A ratio over time: `points` are pairs of seconds before now and a share, null where there is none. */
 export function drawHistory(points, spanSeconds) {
-  const [width, height, left, bottom] = [520, 270, 46, 24];
+  const place = document.getElementById("history");
+  const [width, height, left, bottom] = [place.clientWidth, 262, 46, 24];
   const x = (ago) => left + (width - left - 6) * (1 - ago / spanSeconds);
   const y = (share) => 8 + (height - bottom - 8) * (1 - share);
   const chart = drawn("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img" });
@@ -162,5 +163,5 @@ export function drawHistory(points, spanSeconds) {
   const latest = known.at(-1)?.[1];
   const sentence = latest === undefined ? "no prompt yet" : `${(100 * latest).toFixed(1)} % of prompt tokens came from the cache`;
   chart.setAttribute("aria-label", `Hit ratio over ${spanSeconds / 60} minutes; now ${sentence}`);
-  document.getElementById("history").replaceChildren(chart);
+  place.replaceChildren(chart);
 }
