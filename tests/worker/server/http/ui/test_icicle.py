@@ -44,6 +44,18 @@ def test_what_is_too_narrow_is_merged_with_all_below_it() -> None:
     assert (merged.node, merged.num_nodes, merged.total_blocks) == (None, 3, 3)
 
 
+def test_narrow_cells_are_merged_by_owner_while_an_owner_has_enough() -> None:
+    wide = node(1, 0, MAX_ACROSS)
+    small = [node(10 + i, 0, 1, 4000 + 8 * i, tenant=f"t{i % 2}", num_readers=i) for i in range(20)]
+    picture = icicle(wide, *small, node(90, 0, 1, 9000, tenant="alone"))
+    _, evens, odds, others = picture.cells(None, Measure.BLOCKS)
+    assert [(cell.tenant, cell.num_nodes, cell.num_readers) for cell in (evens, odds, others)] == [
+        ("t0", 10, 18),
+        ("t1", 10, 19),
+        ("", 1, 0),
+    ]
+
+
 def test_rows_below_the_last_are_counted_and_shown_from_nearer() -> None:
     chain = [node(depth, depth - 1, 1, 10 * depth) for depth in range(1, MAX_DEPTH + 4)]
     picture = icicle(*chain)
@@ -99,5 +111,5 @@ def test_nothing_is_lost_between_narrow_cells_and_deep_rows(picture: Icicle, mea
         below = sum(width(other) for other in cells if other.parent == index)
         own = cell.num_tokens if measure is Measure.TOKENS else cell.num_blocks
         assert cell.node is None or cell.num_below or own + below == width(cell)
-    assert len(cells) <= 2 * MAX_ACROSS * MAX_DEPTH
+    assert len(cells) <= 3 * MAX_ACROSS * MAX_DEPTH
     assert len({cell.key for cell in cells}) == len(cells)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -39,7 +39,10 @@ class Cell:
     parent: int
     """Its place in the list of cells; -1 in the uppermost row."""
     node: NodeView | None
-    """None of several."""
+    """The node; None of several."""
+    public: bool
+    tenant: str
+    """Empty of several owners' too."""
     num_nodes: int
     """Those that it stands for."""
     num_tokens: int
@@ -47,6 +50,10 @@ class Cell:
     total_tokens: int
     """With those of all nodes below."""
     total_blocks: int
+    num_live_blocks: int
+    num_readers: int
+    last_used: int
+    """The latest of several."""
     num_below: int
     """Nodes below that are in no cell, for want of rows."""
 
@@ -112,7 +119,7 @@ class Icicle:
     def cells(self, root: NodeKey | None, measure: Measure) -> list[Cell]:
         """The picture of what hangs on a node, itself on top, or of the whole tree; row by row.
 
-        At most MAX_DEPTH * 2 * MAX_ACROSS cells. Requires: the node is there. O(cells + their children).
+        At most MAX_DEPTH * 3 * MAX_ACROSS cells. Requires: the node is there. O(cells + their children).
         """
         totals = self._totals[measure]
         if root is None:
@@ -133,8 +140,7 @@ class Icicle:
                         continue
                     below.append((child, len(cells)))
                     cells.append(self._cell(child, place, is_last=depth == MAX_DEPTH))
-                if narrow:
-                    cells.append(self._merged(narrow, index, place))
+                cells += self._merged(narrow, index, place, narrowest, totals)
             row = below
         return cells
 
@@ -144,26 +150,56 @@ class Icicle:
             key=self._keys[index],
             parent=parent,
             node=node,
+            public=node.public,
+            tenant=node.tenant,
             num_nodes=1,
             num_tokens=node.num_tokens,
             num_blocks=node.num_blocks,
             total_tokens=self._totals[Measure.TOKENS][index],
             total_blocks=self._totals[Measure.BLOCKS][index],
+            num_live_blocks=node.num_live_blocks,
+            num_readers=node.num_readers,
+            last_used=node.last_used,
             num_below=self._num_descendants[index] - 1 if is_last else 0,
         )
 
-    def _merged(self, indexes: Sequence[int], parent_index: int, parent: int) -> Cell:
+    def _merged(
+        self, indexes: Sequence[int], parent_index: int, parent: int, narrowest: float, totals: Sequence[int]
+    ) -> Iterator[Cell]:
+        """Narrow siblings as one cell for each owner; those whose owners have too little, as one more."""
+        by_owner: defaultdict[tuple[bool, str], list[int]] = defaultdict(list)
+        for index in indexes:
+            by_owner[self.nodes[index].public, self.nodes[index].tenant].append(index)
+        others: list[int] = []
+        above = "" if parent_index < 0 else self._keys[parent_index]
+        for (public, tenant), owned in by_owner.items():
+            if len(by_owner) > 1 and sum(totals[index] for index in owned) < narrowest:
+                others += owned
+            else:
+                yield self._several(owned, f"{above}+{tenant}", parent, public=public, tenant=tenant)
+        if others:
+            yield self._several(others, f"{above}++", parent, public=False, tenant="")
+
+    def _several(
+        self, indexes: Sequence[int], key: NodeKey, parent: int, *, public: bool, tenant: str
+    ) -> Cell:
+        nodes = [self.nodes[index] for index in indexes]
         tokens = sum(self._totals[Measure.TOKENS][index] for index in indexes)
         blocks = sum(self._totals[Measure.BLOCKS][index] for index in indexes)
         return Cell(
-            key=f"{'' if parent_index < 0 else self._keys[parent_index]}+",
+            key=key,
             parent=parent,
             node=None,
+            public=public,
+            tenant=tenant,
             num_nodes=sum(self._num_descendants[index] for index in indexes),
             num_tokens=tokens,
             num_blocks=blocks,
             total_tokens=tokens,
             total_blocks=blocks,
+            num_live_blocks=sum(node.num_live_blocks for node in nodes),
+            num_readers=max(node.num_readers for node in nodes),
+            last_used=max(node.last_used for node in nodes),
             num_below=0,
         )
 

@@ -187,20 +187,8 @@ def _event(event: Event) -> dict[str, Any]:
 
 
 def _cell(cell: Cell, text: Callable[[NodeView], str]) -> dict[str, Any]:
-    counts = {field.name: getattr(cell, field.name) for field in fields(cell) if field.name != "node"}
-    node = cell.node
-    if node is None:
-        return {**counts, "merged": True}
-    return {
-        **counts,
-        "merged": False,
-        "public": node.public,
-        "tenant": node.tenant,
-        "num_live_blocks": node.num_live_blocks,
-        "num_readers": node.num_readers,
-        "last_used": node.last_used,
-        "preview": text(node),
-    }
+    plain_cell = {field.name: getattr(cell, field.name) for field in fields(cell) if field.name != "node"}
+    return {**plain_cell, "preview": None if cell.node is None else text(cell.node)}
 
 
 def _json(answer: dict[str, Any]) -> bytes:

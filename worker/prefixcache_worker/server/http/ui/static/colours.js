@@ -9,12 +9,12 @@ export class Colours {
 
   /** The name of a cell's colour. */
   of(cell, by, latestUse) {
-    if (cell.merged) return "merged";
     if (by === "heat") return `heat-${READERS.findLastIndex((least) => cell.num_readers >= least)}`;
     if (by === "age") {
       const step = USES_AGO.findIndex((most) => latestUse - cell.last_used <= most);
       return `heat-${step < 0 ? 0 : USES_AGO.length - step}`;
     }
+    if (!cell.public && cell.tenant === "") return "merged"; // of several owners
     return this.ofTenant(cell.public ? "" : cell.tenant);
   }
 

@@ -20,7 +20,7 @@ export class EventList {
     for (const event of joined(fresh)) this.#place.prepend(row(now, event.kind, words(event)));
     if (fresh.length) this.#last = BigInt(fresh.at(-1).number);
     while (this.#place.children.length > MAX_SHOWN) this.#place.lastChild.remove();
-    const gone = evictions.map(({ cause, num_blocks: blocks }) => `${number(blocks)} ${cause}`);
+    const gone = evictions.filter((one) => one.num_blocks).map(({ cause, num_blocks: blocks }) => `${number(blocks)} ${cause}`);
     setText("events-size", gone.length ? `blocks gone so far: ${gone.join(", ")}` : "");
     if (isFirst && !events.length && !this.#place.children.length) {
       this.#place.replaceChildren(element("p", { class: "empty" }, "Nothing has happened yet."));

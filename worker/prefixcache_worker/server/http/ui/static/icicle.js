@@ -58,8 +58,8 @@ export class IcicleView {
     if (drawn !== successor) this.#place.insertBefore(drawn, successor);
     const { colour, latest_use: latestUse } = this.#picture;
     const isNarrow = cell.width * this.#place.clientWidth < NARROW_PIXELS;
-    const isLive = !cell.merged && cell.num_live_blocks > 0;
-    drawn.className = `cell${isNarrow ? " narrow" : ""}${isLive ? " live" : ""}${cell.merged ? " merged" : ""}`;
+    const isLive = cell.num_live_blocks > 0;
+    drawn.className = `cell${isNarrow ? " narrow" : ""}${isLive ? " live" : ""}${isOne(cell) ? "" : " merged"}`;
     drawn.style.left = `${100 * cell.left}%`;
     drawn.style.width = `${100 * cell.width}%`;
     drawn.style.top = `${cell.depth * ROW_PIXELS}px`;
@@ -72,7 +72,7 @@ export class IcicleView {
 
   #sentence(cell) {
     const parts = [title(cell), count(cell.num_tokens, "token"), count(cell.num_blocks, "block")];
-    if (!cell.merged) parts.push(cell.public ? "public" : `of ${cell.tenant}`);
+    parts.push(ownerOf(cell));
     if (cell.num_readers) parts.push(count(cell.num_readers, "reader"));
     return parts.join(", ");
   }
@@ -149,7 +149,7 @@ export class IcicleView {
     const cell = drawn && this.#cells.get(drawn.dataset.key);
     if (!cell) return;
     this.#focus(cell.key);
-    if (!cell.merged) this.zoom(cell.key === this.#picture.root ? (cell.above ?? null) : cell.key);
+    if (isOne(cell)) this.zoom(cell.key === this.#picture.root ? (cell.above ?? null) : cell.key);
   }
 
   #tell(drawn) {
@@ -158,11 +158,8 @@ export class IcicleView {
     if (!cell) return;
     const { by, total, blockBytes, latest_use: latestUse } = this.#picture;
     const rows = [];
-    if (cell.merged) {
-      rows.push(["nodes", `${number(cell.num_nodes)}, too narrow to be shown`]);
-    } else {
-      rows.push(["owner", cell.public ? "public: all tenants may read it" : cell.tenant]);
-    }
+    if (!isOne(cell)) rows.push(["nodes", `${number(cell.num_nodes)}, too narrow to be shown one by one`]);
+    rows.push(["owner", cell.public ? "public: all tenants may read it" : ownerOf(cell)]);
     rows.push(["itself", `${count(cell.num_tokens, "token")} in ${count(cell.num_blocks, "block")}, ${bytes(cell.num_blocks * blockBytes)}`]);
     if (cell.total_tokens > cell.num_tokens) {
       rows.push(["with all below", `${count(cell.total_tokens, "token")}, ${bytes(cell.total_blocks * blockBytes)}`]);
@@ -182,8 +179,12 @@ export class IcicleView {
   }
 }
 
+const isOne = (cell) => cell.preview !== null; // and not several that are too narrow
+
+const ownerOf = (cell) => (cell.public ? "public" : cell.tenant || "several tenants");
+
 function title(cell) {
-  if (cell.merged) return `${number(cell.num_nodes)} more`;
+  if (!isOne(cell)) return `${number(cell.num_nodes)} more`;
   return oneLine(cell.preview) || `${cell.tenant}: ${count(cell.num_tokens, "token")}`;
 }
 
