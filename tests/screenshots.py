@@ -20,7 +20,7 @@ LIVELY_SECONDS = 75.0
 
 def live_page(path: Path) -> None:
     """The live page of a worker with the default model, after a minute of traffic."""
-    arguments = ("--http-address", "127.0.0.1:0", "--trust-tenant-header", "--kv-blocks", "640")
+    arguments = ("--http-address", "127.0.0.1:0", "--trust-tenant-header", "--kv-blocks", "320")
     with WorkerProcess(*arguments, environment=WITHOUT_KEYS) as worker:
         address = worker.wait_ready(timeout_seconds=START_SECONDS)
         asyncio.run(_picture_of_traffic(address, f"http://{http_address(worker)}/ui/", path))

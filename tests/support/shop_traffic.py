@@ -34,6 +34,8 @@ QUESTIONS = (
 
 async def keep_shops_busy(address: str, *, num_guests: int, max_tokens: int, seed: int = 7) -> None:
     """So many guests at once, who talk for some turns and are followed by others; until cancelled."""
+    async with AsyncClient(address, tenant="house") as client:
+        await client.create_prefix([{"role": "system", "content": HOUSE_RULES}], public=True)
     async with asyncio.TaskGroup() as guests:
         for number in range(num_guests):
             tenant = list(TENANTS)[number % len(TENANTS)]

@@ -15,8 +15,10 @@ MAX_LIVE_REQUESTS = 1000
 """In one answer."""
 
 
-def live_requests(engine: Engine, tenant: str | None) -> diagnosis_pb2.ListRequestsResponse:
-    """The live requests of a tenant, or of all with None, the oldest first.
+def live_requests(
+    engine: Engine, tenant: str | None, *, limit: int = MAX_LIVE_REQUESTS
+) -> diagnosis_pb2.ListRequestsResponse:
+    """The live requests of a tenant, or of all with None, the oldest first, at most `limit`.
 
     A tenant's are looked at as if there were no others, so that nothing is told of what those hold.
     Call it on the engine's thread, between two steps. O(blocks that these requests hold).
@@ -25,8 +27,8 @@ def live_requests(engine: Engine, tenant: str | None) -> diagnosis_pb2.ListReque
     answers.sort(key=attrgetter("arrived"))
     held = [_held_blocks(answer) for answer in answers]
     num_holders = Counter(chain.from_iterable(held))
-    response = diagnosis_pb2.ListRequestsResponse(num_left_out=max(0, len(answers) - MAX_LIVE_REQUESTS))
-    for answer, block_ids in zip(answers[:MAX_LIVE_REQUESTS], held, strict=False):
+    response = diagnosis_pb2.ListRequestsResponse(num_left_out=max(0, len(answers) - limit))
+    for answer, block_ids in zip(answers[:limit], held, strict=False):
         message = response.requests.add(
             request_id=answer.request.request_id,
             tenant=answer.tenant,

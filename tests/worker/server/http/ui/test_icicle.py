@@ -67,8 +67,12 @@ def test_rows_below_the_last_are_counted_and_shown_from_nearer() -> None:
     assert [seen for _, seen in picture.lineage(cells[3].key)] == chain[:4]
 
 
-def test_a_node_that_has_gone_has_no_lineage() -> None:
-    assert icicle(node(1, 0, 1)).lineage("gone") == []
+def test_the_whole_tree_has_no_lineage_and_only_its_own_nodes_are_in_it() -> None:
+    picture = icicle(node(1, 0, 1))
+    assert picture.lineage(None) == []
+    assert picture.cells(None, Measure.TOKENS)[0].key in picture
+    assert "gone" not in picture
+    assert None not in picture
 
 
 def test_a_name_stays_when_ids_change_and_the_node_grows_or_is_cut() -> None:

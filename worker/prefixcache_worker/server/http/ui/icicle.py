@@ -107,9 +107,13 @@ class Icicle:
         totals = self._totals[measure]
         return sum(totals[index] for index in self._children[-1])
 
-    def lineage(self, key: NodeKey) -> list[tuple[NodeKey, NodeView]]:
-        """From the uppermost row down to this node; empty when it is not there (any more)."""
-        index = self._place.get(key, -1)
+    def __contains__(self, key: object) -> bool:
+        """Whether a node of this name is there."""
+        return key in self._place
+
+    def lineage(self, key: NodeKey | None) -> list[tuple[NodeKey, NodeView]]:
+        """From the uppermost row down to this node; empty of None, the whole tree."""
+        index = -1 if key is None else self._place[key]
         line = []
         while index >= 0:
             line.append((self._keys[index], self.nodes[index]))

@@ -43,6 +43,10 @@ MAX_REQUESTS = 100
 """The oldest, in one answer."""
 
 
+MAX_PICTURES = 16
+"""Of one look at the tree that are remembered; each takes about 100 KB at most."""
+
+
 class PageData:
     """Answers the calls of the page. Who is no admin is told of its own tenant and of what is public."""
 
@@ -90,9 +94,14 @@ class PageData:
 
         digest = partial(Icicle, block_size=self._model.block_size)
         icicle = await self._looks.look(("tree", tenant), see, digest)
+        root = exchange.query("root")
+        if root not in icicle:
+            root = None  # the node has gone: the whole tree then
         pictures = self._pictures.setdefault(icicle, {})
-        asked = (exchange.query("root"), Measure(by), caller.tenant)
+        asked = (root, Measure(by), caller.tenant)
         if asked not in pictures:
+            if len(pictures) >= MAX_PICTURES:
+                pictures.clear()
             pictures[asked] = await asyncio.to_thread(self._picture, icicle, *asked)
         await _reply(exchange, pictures[asked])
 
@@ -109,11 +118,12 @@ class PageData:
     def _see_all(self, engine: Engine) -> _Seen:
         events = None if self._event_feed is None else self._event_feed.latest(MAX_EVENTS)
         num_kept = engine.cache.stats().num_pinned_only
-        return _Seen(live_requests(engine, None), engine.stats(), num_kept, events=events)
+        return _Seen(live_requests(engine, None, limit=MAX_REQUESTS), engine.stats(), num_kept, events=events)
 
     def _see_tenant(self, caller: Caller, engine: Engine) -> _Seen:
         [usage] = tenant_usage(engine, [caller.tenant])
-        return _Seen(live_requests(engine, caller.tenant), usage=usage_to_proto(usage, caller))
+        live = live_requests(engine, caller.tenant, limit=MAX_REQUESTS)
+        return _Seen(live, usage=usage_to_proto(usage, caller))
 
     def _described_model(self) -> dict[str, Any]:
         model = self._model
@@ -128,10 +138,6 @@ class PageData:
         }
 
     def _picture(self, icicle: Icicle, root: str | None, measure: Measure, tenant: str) -> bytes:
-        lineage = [] if root is None else icicle.lineage(root)
-        if not lineage:
-            root = None  # the node has gone: the whole tree then
-
         def text(node: NodeView) -> str:
             return preview(node, tenant=tenant, tokenizer=self._model.tokenizer)
 
@@ -142,7 +148,7 @@ class PageData:
                 "num_nodes": len(icicle.nodes),
                 "num_left_out": icicle.num_left_out,
                 "latest_use": icicle.latest_use,
-                "lineage": [{"key": key, "preview": text(node)} for key, node in lineage],
+                "lineage": [{"key": key, "preview": text(node)} for key, node in icicle.lineage(root)],
                 "tenants": [share._asdict() for share in icicle.tenants()],
                 "cells": [_cell(cell, text) for cell in icicle.cells(root, measure)],
             }
@@ -162,10 +168,9 @@ class _Seen(NamedTuple):
 
 
 def _digest(seen: _Seen) -> dict[str, Any]:
-    requests = seen.live.requests
     return {
-        "requests": [plain(request) for request in requests[:MAX_REQUESTS]],
-        "num_requests_left_out": seen.live.num_left_out + max(0, len(requests) - MAX_REQUESTS),
+        "requests": [plain(request) for request in seen.live.requests],
+        "num_requests_left_out": seen.live.num_left_out,
         "stats": None if seen.stats is None else plain(stats_to_proto(seen.stats)),
         "num_kept_blocks": seen.num_kept_blocks,
         "usage": None if seen.usage is None else plain(seen.usage),

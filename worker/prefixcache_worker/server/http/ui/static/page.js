@@ -6,7 +6,7 @@ import { connectExplain } from "./explain.js";
 import { History } from "./history.js";
 import { IcicleView } from "./icicle.js";
 import { drawFigures, drawHistory, drawHoldings, drawLatency, drawPool, drawRequests } from "./panels.js";
-import { Refused, Source } from "./source.js";
+import { Refused, Source, Unreachable } from "./source.js";
 import { bytes, count, number, percent, setText } from "./words.js";
 
 const POLL_MILLISECONDS = 1000;
@@ -22,28 +22,32 @@ const keyDialog = document.getElementById("key-dialog");
 const shown = { root: null, by: "tokens", colour: "tenant", isPaused: false };
 let timer = null;
 let isAsking = false;
+let wantsOther = false; // than what is being asked for
 let blockBytes = 0;
 let picture = null;
 
 async function poll() {
   clearTimeout(timer);
-  if (isAsking || shown.isPaused || document.hidden || keyDialog.open) return;
+  wantsOther = isAsking;
+  if (isAsking || document.hidden || keyDialog.open) return;
   isAsking = true;
   let pause = POLL_MILLISECONDS;
   try {
     const [now, tree] = await Promise.all([source.get("data/now"), source.get(treeAddress())]);
     drawNow(now);
-    drawTree(tree);
-    say("live", `live, as ${now.caller.role} of ${now.caller.tenant}`);
+    if (!wantsOther) drawTree(tree);
+    if (shown.isPaused) say("paused", "paused");
+    else say("live", `live, as ${now.caller.role} of ${now.caller.tenant}`);
   } catch (error) {
     pause = RETRY_MILLISECONDS;
     if (error instanceof Refused && error.status === 401) askForKey(source.hasKey ? error.message : "");
     else if (error instanceof Refused) say("lost", error.message);
-    else if (error instanceof TypeError) say("lost", "the worker does not answer; asking again");
+    else if (error instanceof Unreachable) say("lost", `${error.message}; asking again`);
     else throw error;
   } finally {
     isAsking = false;
-    timer = setTimeout(poll, pause);
+    if (wantsOther) poll();
+    else if (!shown.isPaused) timer = setTimeout(poll, pause);
   }
 }
 
@@ -119,9 +123,9 @@ function redraw() {
   if (picture) icicle.draw(picture, { by: shown.by, colour: shown.colour, blockBytes });
 }
 
-async function zoom(key) {
+function zoom(key) {
   shown.root = key;
-  await poll();
+  poll(); // while paused too: what was asked for by hand is shown
 }
 
 function say(state, sentence) {
@@ -148,6 +152,7 @@ document.getElementById("forget-key").addEventListener("click", () => {
 document.getElementById("pause").addEventListener("click", (event) => {
   shown.isPaused = !shown.isPaused;
   event.target.setAttribute("aria-pressed", shown.isPaused);
+  clearTimeout(timer);
   if (shown.isPaused) say("paused", "paused");
   else poll();
 });
@@ -159,7 +164,7 @@ document.getElementById("colour").addEventListener("change", (event) => {
   shown.colour = event.target.value;
   redraw();
 });
-document.addEventListener("visibilitychange", poll);
+document.addEventListener("visibilitychange", () => shown.isPaused || poll());
 
 connectExplain(source);
 poll();

@@ -10,6 +10,9 @@ export class Refused extends Error {
   }
 }
 
+/** Nobody answers. */
+export class Unreachable extends Error {}
+
 export class Source {
   #known = new Map(); // the last answer and its tag, by path: of one path, one query at a time
 
@@ -29,10 +32,8 @@ export class Source {
     const path = address.split("?")[0];
     const last = this.#known.get(path);
     const known = last?.address === address ? last : undefined;
-    const response = await fetch(address, {
-      headers: { ...this.#credential(), ...(known && { "if-none-match": known.tag }) },
-      cache: "no-store",
-    });
+    const headers = { ...this.#credential(), ...(known && { "if-none-match": known.tag }) };
+    const response = await asked(address, { headers, cache: "no-store" });
     if (response.status === 304 && known) return known.answer;
     const answer = await answerOf(response);
     this.#known.set(path, { address, tag: response.headers.get("etag"), answer });
@@ -41,12 +42,20 @@ export class Source {
 
   async post(address, body) {
     const headers = { ...this.#credential(), "content-type": "application/json" };
-    return answerOf(await fetch(address, { method: "POST", headers, body: JSON.stringify(body) }));
+    return answerOf(await asked(address, { method: "POST", headers, body: JSON.stringify(body) }));
   }
 
   #credential() {
     const key = sessionStorage.getItem(KEY);
     return key === null ? {} : { authorization: `Bearer ${key}` };
+  }
+}
+
+async function asked(address, options) {
+  try {
+    return await fetch(address, options);
+  } catch {
+    throw new Unreachable("the worker does not answer");
   }
 }
 
