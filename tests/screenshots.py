@@ -30,7 +30,7 @@ async def _picture_of_traffic(address: str, page_address: str, path: Path) -> No
     traffic = asyncio.create_task(keep_shops_busy(address, num_guests=8, max_tokens=24))
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = await browser.new_page(viewport={"width": 1600, "height": 1000}, color_scheme="light")
+        page = await browser.new_page(viewport={"width": 1600, "height": 1390}, color_scheme="light")
         await page.goto(page_address)
         await asyncio.sleep(LIVELY_SECONDS)
         await page.screenshot(path=path)

@@ -20,7 +20,7 @@ export class EventList {
     for (const event of joined(fresh)) this.#place.prepend(row(now, event.kind, words(event)));
     if (fresh.length) this.#last = BigInt(fresh.at(-1).number);
     while (this.#place.children.length > MAX_SHOWN) this.#place.lastChild.remove();
-    const gone = evictions.filter((one) => one.num_blocks).map(({ cause, num_blocks: blocks }) => `${number(blocks)} ${cause}`);
+    const gone = evictions.filter((one) => one.num_blocks).map(({ cause, num_blocks: blocks }) => `${number(blocks)} ${spaced(cause)}`);
     setText("events-size", gone.length ? `blocks gone so far: ${gone.join(", ")}` : "");
     if (isFirst && !events.length && !this.#place.children.length) {
       this.#place.replaceChildren(element("p", { class: "empty" }, "Nothing has happened yet."));
@@ -45,11 +45,13 @@ function joined(events) {
   return runs;
 }
 
+const spaced = (cause) => cause.replaceAll("_", " ");
+
 function words(event) {
   if (event.kind === "stored") {
     return `${count(event.num_blocks, event.public ? "public block" : "private block")}, ${count(event.num_tokens, "token")}`;
   }
-  return event.kind === "removed" ? `${count(event.num_blocks, "block")}: ${event.cause}` : "everything";
+  return event.kind === "removed" ? `${count(event.num_blocks, "block")}: ${spaced(event.cause)}` : "everything";
 }
 
 function row(time, kind, text) {

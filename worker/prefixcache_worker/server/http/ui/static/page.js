@@ -83,7 +83,7 @@ function figuresOfAll({ blocks, tokens, requests }) {
     ...tokenFigures(tokens),
     ["Requests", number(running), "running", `${number(waiting)} waiting, ${number(requests.finished)} finished`],
     ["Pool held", percent(blocks.live, blocks.total).replace(" %", ""), "%", `${bytes(blocks.live * blocks.block_bytes)} by requests, ${bytes(blocks.idle * blocks.block_bytes)} cached`],
-    ["Attention reads", reads.toFixed(1), "%", "of the rows it would read without sharing"],
+    ["Attention reads", reads.toFixed(1), "%", "of the rows, were nothing shared"],
   ];
 }
 

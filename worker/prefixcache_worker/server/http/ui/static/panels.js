@@ -141,7 +141,7 @@ export function drawLatency(latencies) {
 /** A ratio over time: `points` are pairs of seconds before now and a share, null where there is none. */
 export function drawHistory(points, spanSeconds) {
   const place = document.getElementById("history");
-  const [width, height, left, bottom] = [place.clientWidth, 262, 46, 24];
+  const [width, height, left, bottom] = [place.clientWidth, 262, 54, 24];
   const x = (ago) => left + (width - left - 6) * (1 - ago / spanSeconds);
   const y = (share) => 8 + (height - bottom - 8) * (1 - share);
   const chart = drawn("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img" });
