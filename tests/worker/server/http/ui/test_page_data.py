@@ -45,6 +45,9 @@ async def test_the_page_is_for_everybody_and_its_data_are_not() -> None:
         page = await worker.client.get("/ui/")
         assert page.status_code == 200
         assert "prefixcache" in page.text
+        policy = page.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
+        assert "unsafe" not in policy
         for path in ("now", "tree"):
             refusal(await worker.client.get(f"/ui/data/{path}"), 401)
         refusal(await worker.client.post("/ui/data/explain", json={"prompt": "hi"}), 401)
@@ -121,7 +124,8 @@ async def test_the_tree_is_seen_as_dump_tree_shows_it() -> None:
     assert to_acme["cells"][0]["preview"] == RULES[:24]
     assert (to_acme["latest_use"], to_acme["cells"][0]["last_used"]) == (0, 0)
     assert to_admin["latest_use"] > 0
-    assert to_admin["total"] == sum(share["num_blocks"] for share in to_admin["tenants"])
+    assert to_admin["total"] == len(RULES) // 16 + 1 + 3
+    assert (to_admin["owners"], to_acme["owners"]) == (["acme", "other"], ["acme"])
     first = to_admin["cells"][0]
     assert zoomed["root"] == first["key"]
     assert zoomed["cells"][0]["parent"] == -1

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
 
 import xxhash
 
@@ -17,8 +16,8 @@ MAX_ACROSS = 400
 """A cell that would be narrower than one part in so many of the picture is merged with its neighbours."""
 MAX_DEPTH = 12
 """Rows of cells."""
-MAX_TENANTS = 12
-"""Told by name; the largest."""
+MAX_OWNERS = 12
+"""Told by name."""
 
 NodeKey = str
 """Names a node by its tokens, so that it stays the same from one look to the next."""
@@ -39,7 +38,7 @@ class Cell:
     parent: int
     """Its place in the list of cells; -1 in the uppermost row."""
     node: NodeView | None
-    """The node; None of several."""
+    """None of several."""
     public: bool
     tenant: str
     """Empty of several owners' too."""
@@ -56,16 +55,6 @@ class Cell:
     """The latest of several."""
     num_below: int
     """Nodes below that are in no cell, for want of rows."""
-
-
-class TenantShare(NamedTuple):
-    """What one tenant, or everybody in common, has in the tree."""
-
-    tenant: str
-    """Empty for what is public."""
-    num_tokens: int
-    num_blocks: int
-    num_live_blocks: int
 
 
 class Icicle:
@@ -90,17 +79,12 @@ class Icicle:
         }
         self._num_descendants = self._summed([1] * len(view.nodes))
 
-    def tenants(self) -> list[TenantShare]:
-        """Who has how much, the largest first, at most MAX_TENANTS. O(nodes)."""
-        sums: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    def owners(self) -> list[str]:
+        """Tenants, and "" for what is public: those with the most blocks, the largest first. O(nodes)."""
+        num_blocks: Counter[str] = Counter()
         for node in self.nodes:
-            counts = sums["" if node.public else node.tenant]
-            counts[0] += node.num_tokens
-            counts[1] += node.num_blocks
-            counts[2] += node.num_live_blocks
-        shares = [TenantShare(tenant, *counts) for tenant, counts in sums.items()]
-        shares.sort(key=lambda share: (-share.num_blocks, share.tenant))
-        return shares[:MAX_TENANTS]
+            num_blocks["" if node.public else node.tenant] += node.num_blocks
+        return [owner for owner, _ in num_blocks.most_common(MAX_OWNERS)]
 
     def total(self, measure: Measure) -> int:
         """Of the whole tree."""
@@ -123,7 +107,7 @@ class Icicle:
     def cells(self, root: NodeKey | None, measure: Measure) -> list[Cell]:
         """The picture of what hangs on a node, itself on top, or of the whole tree; row by row.
 
-        At most MAX_DEPTH * 3 * MAX_ACROSS cells. Requires: the node is there. O(cells + their children).
+        At most MAX_DEPTH * 2 * MAX_ACROSS cells. Requires: the node is there. O(cells + their children).
         """
         totals = self._totals[measure]
         if root is None:
@@ -182,7 +166,7 @@ class Icicle:
             else:
                 yield self._several(owned, f"{above}+{tenant}", parent, public=public, tenant=tenant)
         if others:
-            yield self._several(others, f"{above}++", parent, public=False, tenant="")
+            yield self._several(others, f"{above}-", parent, public=False, tenant="")
 
     def _several(
         self, indexes: Sequence[int], key: NodeKey, parent: int, *, public: bool, tenant: str

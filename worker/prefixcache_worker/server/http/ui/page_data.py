@@ -41,10 +41,8 @@ MAX_EVENTS = 40
 """The latest, in one answer."""
 MAX_REQUESTS = 100
 """The oldest, in one answer."""
-
-
 MAX_PICTURES = 16
-"""Of one look at the tree that are remembered; each takes about 100 KB at most."""
+"""Of one look at the tree, that are remembered. Most take less than 100 KB."""
 
 
 class PageData:
@@ -131,10 +129,8 @@ class PageData:
             "name": model.name,
             "device": model.device,
             "kv_dtype": model.kv_dtype,
-            "context_length": model.context_length,
             "block_size": model.block_size,
             "block_bytes": model.block_bytes,
-            "num_blocks": model.num_blocks,
         }
 
     def _picture(self, icicle: Icicle, root: str | None, measure: Measure, tenant: str) -> bytes:
@@ -149,7 +145,7 @@ class PageData:
                 "num_left_out": icicle.num_left_out,
                 "latest_use": icicle.latest_use,
                 "lineage": [{"key": key, "preview": text(node)} for key, node in icicle.lineage(root)],
-                "tenants": [share._asdict() for share in icicle.tenants()],
+                "owners": icicle.owners(),
                 "cells": [_cell(cell, text) for cell in icicle.cells(root, measure)],
             }
         )

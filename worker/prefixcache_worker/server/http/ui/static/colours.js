@@ -26,7 +26,7 @@ export class Colours {
   }
 
   /** Pairs of a colour and what it means. */
-  legend(by, tenants) {
+  legend(by, owners) {
     if (by === "heat") {
       const words = ["no reader", "1 reader", "2 or 3", "4 to 7", "8 or more"];
       return words.map((word, step) => [`heat-${step}`, word]);
@@ -35,6 +35,6 @@ export class Colours {
       const words = ["used by the last request", "4 requests ago", "16", "64", "longer ago"];
       return words.map((word, step) => [`heat-${USES_AGO.length - step}`, word]);
     }
-    return tenants.map((share) => [this.ofTenant(share.tenant), share.tenant || "public"]);
+    return owners.map((owner) => [this.ofTenant(owner), owner || "public"]);
   }
 }

@@ -93,8 +93,8 @@ export class IcicleView {
   }
 
   #drawLegend() {
-    const { colour, tenants } = this.#picture;
-    const items = this.colours.legend(colour, tenants).map(([name, word]) => element("li", {}, swatch(name), word));
+    const { colour, owners } = this.#picture;
+    const items = this.colours.legend(colour, owners).map(([name, word]) => element("li", {}, swatch(name), word));
     items.push(element("li", {}, swatch("live"), "underlined: a request holds it"));
     document.getElementById("legend").replaceChildren(...items);
   }
