@@ -133,3 +133,15 @@ async def test_answers_are_counted_by_their_status():
         ("answers_total", "OK", "Generate"): 2,
         ("answers_total", "INVALID_ARGUMENT", "Generate"): 1,
     }
+
+
+@pytest.mark.parametrize("scheme", ["paged", "contiguous"])
+async def test_where_nothing_is_shared_nothing_is_told_of_cached_blocks(scheme: str):
+    async with served(loaded(tiny_decoder()), scheme=scheme, context_length=128) as worker:
+        await worker.answer(greedy_request(PROMPT, 3))
+        values = await scraped(worker)
+    assert values["bypassed_requests_total",] == 1
+    assert values["cache_queried_tokens_total",] == 0
+    assert values["prompt_tokens_total", "computed"] == 40
+    assert values["blocks", "free"] == worker.worker.model.num_blocks
+    assert not any(name.startswith(("blocks_evicted", "block_residency", "estimated")) for name, *_ in values)
