@@ -107,6 +107,8 @@ class CpuAttention:
         self._num_tokens = plan.num_tokens
         device = store.device
         self._slots = torch.tensor(plan.slot_mapping(), device=device)
+        if store.listener is not None:
+            store.listener.planned(plan)
         short: list[WorkItem] = []
         long: list[WorkItem] = []
         for item in plan.items:

@@ -126,6 +126,8 @@ class NativeAttention:
         shape = store.layout.shape
         self._store = store
         self._slots = torch.tensor(plan.slot_mapping())
+        if store.listener is not None:
+            store.listener.planned(plan)
         self._positions = np.array(plan.positions, dtype=np.int64)
         self._tasks, self._block_ids = _tabulate(plan, shape.group_size)
         # Every layer overwrites the same places; where a query has no such partial, the maximum stays -inf.

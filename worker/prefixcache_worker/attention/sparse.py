@@ -58,6 +58,8 @@ class SparseAttention:
         self._store = store
         self._summaries = store.summaries
         self._num_top_blocks = reads.num_top_blocks
+        if store.listener is not None:
+            store.listener.sparsely_planned(spans, reads.num_top_blocks)
         num_blocks = [-(-span.length // size) for span in spans]
         longest = max(num_blocks)
         # Padding repeats the first block; what it may still be chosen for is masked.

@@ -91,6 +91,8 @@ class TritonAttention:
         self._store = store
         self._tile = tile
         self._attention: TableAttention | None = None
+        if store.listener is not None:
+            store.listener.planned(plan)
 
     def attend(
         self,

@@ -1,0 +1,51 @@
+"""prefixcache.v1.DiagnosisService over the engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from prefixcache.v1 import diagnosis_pb2, diagnosis_pb2_grpc
+from prefixcache_worker.diagnosis.diagnosis import Diagnosis
+from prefixcache_worker.server.access.access import Access
+from prefixcache_worker.server.access.caller import Role
+from prefixcache_worker.server.grpc.diagnosis_messages import step_to_proto
+from prefixcache_worker.server.grpc.grpc_call import authorised
+from prefixcache_worker.server.validation.diagnosis import max_steps_from_proto
+
+
+class DiagnosisServicer(diagnosis_pb2_grpc.DiagnosisServiceServicer):
+    """Translates between messages and what looks into the engine; decides nothing."""
+
+    def __init__(self, *, diagnosis: Diagnosis, access: Access) -> None:
+        self._diagnosis = diagnosis
+        self._access = access
+
+    async def GetSettings(
+        self,
+        request: diagnosis_pb2.GetSettingsRequest,
+        context: grpc.aio.ServicerContext[Any, diagnosis_pb2.GetSettingsResponse],
+    ) -> diagnosis_pb2.GetSettingsResponse:
+        async with authorised(context, self._access) as caller:
+            caller.require(Role.ADMIN, "GetSettings")
+            return diagnosis_pb2.GetSettingsResponse(
+                settings=self._diagnosis.settings, machine=self._diagnosis.machine
+            )
+
+    # A coroutine that writes, so that a watcher that goes away ends it at once.
+    async def WatchSteps(  # type: ignore[override]
+        self,
+        request: diagnosis_pb2.WatchStepsRequest,
+        context: grpc.aio.ServicerContext[Any, diagnosis_pb2.WatchStepsResponse],
+    ) -> None:
+        async with authorised(context, self._access) as caller:
+            caller.require(Role.ADMIN, "WatchSteps")
+            max_steps = max_steps_from_proto(request)
+            async with self._diagnosis.steps.watch() as watch:
+                await context.send_initial_metadata(())  # says that no step from now on is missed
+                number = 0
+                while max_steps is None or number < max_steps:
+                    step = await watch.next()
+                    number = step.number
+                    await context.write(step_to_proto(step))
