@@ -14,6 +14,7 @@ from prefixcache_worker.attention.kv_pool import KvPool
 from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.attention.plan import CHUNK_ROWS, SEGMENT_ROWS, AttentionPlan
 from prefixcache_worker.native_library import load_library
+from prefixcache_worker.profiler_range import ATTENTION, profiler_range
 
 SOURCE = Path(__file__).with_name("attention_kernel.cpp")
 
@@ -171,9 +172,10 @@ class NativeAttention:
         output = torch.empty_like(query)
         step = self._step
         step.layer, step.query, step.output = layer, query.data_ptr(), output.data_ptr()
-        _library().attend(
-            ctypes.addressof(step), self._tasks.ctypes.data, len(self._tasks), torch.get_num_threads()
-        )
+        with profiler_range(ATTENTION):
+            _library().attend(
+                ctypes.addressof(step), self._tasks.ctypes.data, len(self._tasks), torch.get_num_threads()
+            )
         return output
 
 

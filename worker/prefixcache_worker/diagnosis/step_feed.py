@@ -12,7 +12,7 @@ from prefixcache_worker.diagnosis.step_audit import StepAudit
 from prefixcache_worker.diagnosis.step_record import StepRecord
 from prefixcache_worker.engine.engine import Engine
 from prefixcache_worker.engine.engine_loop import EngineLoop
-from prefixcache_worker.errors import EngineStoppedError
+from prefixcache_worker.errors import AuditError, EngineStoppedError
 
 MAX_UNREAD_STEPS = 4096
 """Records that wait for a slow reader; further ones are lost to it, and counted."""
@@ -38,7 +38,7 @@ class StepWatch:
         self._changed = asyncio.Event()
         self._num_steps = 0
         self._num_lost = 0
-        self._closed = False
+        self._error: Exception | None = None
 
     def put(self, record: StepRecord) -> None:
         """Never waits. On the engine's thread."""
@@ -50,16 +50,16 @@ class StepWatch:
         self._num_lost = 0
         self._loop.call_soon_threadsafe(self._changed.set)
 
-    def close(self) -> None:
-        """The worker stops."""
-        self._closed = True
-        self._changed.set()
+    def end(self, error: Exception) -> None:
+        """There will be no more, for this reason. On any thread."""
+        self._error = error
+        self._loop.call_soon_threadsafe(self._changed.set)
 
     async def next(self) -> NumberedStep:
-        """Raises EngineStoppedError when the worker stops before there is one."""
+        """The next step. Raises what `end` has said when there is none left."""
         while not self._unread:
-            if self._closed:
-                raise EngineStoppedError("the worker is shutting down; watch it again when it is back")
+            if self._error is not None:
+                raise self._error
             self._changed.clear()
             await self._changed.wait()
         return self._unread.popleft()
@@ -91,12 +91,12 @@ class StepFeed:
     def close(self) -> None:
         """End all watches. Requires: the engine loop has stopped."""
         for watch in self._watches:
-            watch.close()
+            watch.end(EngineStoppedError("the worker is shutting down; watch it again when it is back"))
 
     def _add(self, engine: Engine, watch: StepWatch) -> None:
         self._watches.append(watch)
         if self._audit is None:
-            self._audit = StepAudit(engine, self._tell)
+            self._audit = StepAudit(engine, self._tell, fail=self._fail)
             self._audit.start()
 
     def _remove(self, watch: StepWatch) -> None:
@@ -108,3 +108,8 @@ class StepFeed:
     def _tell(self, record: StepRecord) -> None:
         for watch in self._watches:
             watch.put(record)
+
+    def _fail(self) -> None:
+        self._audit = None
+        for watch in self._watches:
+            watch.end(AuditError("the audit of steps broke, see the worker's log; report it"))

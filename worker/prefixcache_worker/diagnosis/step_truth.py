@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from prefixcache import BlockCopy, BlockId
 from prefixcache_worker.attention.plan import SequenceSpan
 from prefixcache_worker.attention.sparse import SparseReads
 from prefixcache_worker.engine.batch import ScheduledSpan
+from prefixcache_worker.engine.cache_scheme import SequenceHandle
 from prefixcache_worker.engine.sequence import Sequence as EngineSequence
-from prefixcache_worker.model.model import AttentionWindow
+from prefixcache_worker.model.model import AttentionShape, AttentionWindow
 
 
 class Rows(NamedTuple):
@@ -32,6 +34,8 @@ class SequenceTruth(NamedTuple):
     """One sequence's part of a step, as its handle was when the step was chosen."""
 
     sequence: EngineSequence
+    handle: SequenceHandle
+    """For who it is; what it says may change in the step."""
     block_table: tuple[BlockId, ...]
     num_room_tokens: int
     """Tokens that its blocks have room for."""
@@ -45,6 +49,7 @@ class SequenceTruth(NamedTuple):
         handle = sequence.running_handle
         return cls(
             sequence,
+            handle,
             tuple(handle.block_table),
             handle.num_tokens,
             sequence.num_computed_tokens,
@@ -78,12 +83,6 @@ class SequenceTruth(NamedTuple):
     def num_visible_rows(self, window: AttentionWindow | None) -> int:
         return sum(rows.num_rows for rows in self.visible_rows(window))
 
-    def is_sparse(self, reads: SparseReads | None, window: AttentionWindow | None, block_size: int) -> bool:
-        """Whether it is to read some blocks only."""
-        if reads is None or window is not None:
-            return False
-        return reads.is_sparse(self.span, block_size)
-
     @property
     def span(self) -> SequenceSpan:
         return SequenceSpan(
@@ -107,7 +106,80 @@ class SequenceTruth(NamedTuple):
             return None
 
 
-def num_distinct_rows(
+class StepTruth:
+    """A step's sequences, and what any layer has to read for them."""
+
+    def __init__(
+        self,
+        sequences: Sequence[SequenceTruth],
+        shape: AttentionShape,
+        block_size: int,
+        sparse_reads: SparseReads | None = None,
+    ) -> None:
+        self.sequences = sequences
+        self._shape = shape
+        self._block_size = block_size
+        self._sparse_reads = sparse_reads
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(sequence.num_tokens for sequence in self.sequences)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Those of them that are prompts'."""
+        return sum(sequence.num_prompt_tokens for sequence in self.sequences)
+
+    @property
+    def longest(self) -> int:
+        """Rows of the longest sequence."""
+        return max(sequence.length for sequence in self.sequences)
+
+    def dense(self, window: AttentionWindow | None) -> list[SequenceTruth]:
+        """Those that read all that a layer of this window lets them see."""
+        return [sequence for sequence in self.sequences if not self._is_sparse(sequence, window)]
+
+    def sparse(self, window: AttentionWindow | None) -> list[SequenceTruth]:
+        """The others: those that read some blocks only."""
+        return [sequence for sequence in self.sequences if self._is_sparse(sequence, window)]
+
+    def num_rows(self, sequence: SequenceTruth, window: AttentionWindow | None) -> int:
+        """Rows that a sequence reads in a layer of this window."""
+        if self._sparse_reads is not None and self._is_sparse(sequence, window):
+            return self._sparse_reads.num_rows_read(sequence.span, self._block_size)
+        return sequence.num_visible_rows(window)
+
+    @property
+    def rows_needed(self) -> float:
+        """Rows that a layer has to read at least, each once however many read it: the mean of the layers.
+
+        What is chosen for one sequence counts for it alone.
+        """
+
+        def in_layer(window: AttentionWindow | None) -> int:
+            num_chosen = sum(self.num_rows(sequence, window) for sequence in self.sparse(window))
+            return _num_distinct_rows(self.dense(window), window, self._block_size) + num_chosen
+
+        return self.mean_of_layers(in_layer)
+
+    @property
+    def rows_unshared(self) -> float:
+        """The same if every sequence read its own."""
+        return self.mean_of_layers(
+            lambda window: sum(self.num_rows(sequence, window) for sequence in self.sequences)
+        )
+
+    def mean_of_layers(self, in_layer: Callable[[AttentionWindow | None], int]) -> float:
+        """The mean over the layers of what depends on their windows; asked once for each window."""
+        counts = Counter(map(self._shape.window, range(self._shape.num_layers)))
+        return sum(in_layer(window) * count for window, count in counts.items()) / self._shape.num_layers
+
+    def _is_sparse(self, sequence: SequenceTruth, window: AttentionWindow | None) -> bool:
+        reads = self._sparse_reads
+        return reads is not None and window is None and reads.is_sparse(sequence.span, self._block_size)
+
+
+def _num_distinct_rows(
     truths: Iterable[SequenceTruth], window: AttentionWindow | None, block_size: int
 ) -> int:
     """Rows that they read, each once however many read it: the least that any plan can do. O(blocks)."""

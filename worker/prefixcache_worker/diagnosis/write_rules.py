@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from prefixcache import BlockId
 from prefixcache_worker.diagnosis.step_record import StepFault, StepFinding
 from prefixcache_worker.diagnosis.step_truth import SequenceTruth
+from prefixcache_worker.engine.engine import Engine
 
 
 def check_borders(truths: Sequence[SequenceTruth], block_size: int) -> Iterator[StepFinding]:
@@ -72,16 +73,22 @@ def check_writes(
             )
 
 
-def check_sole_holders(
-    slots: Sequence[int],
-    num_holders: Mapping[BlockId, int],
-    request_of: Mapping[BlockId, str],
-    block_size: int,
-) -> Iterator[StepFinding]:
-    """Whether those who write to a block hold it alone. `num_holders`: sequences that have it. O(slots)."""
-    for block_id in dict.fromkeys(BlockId(slot // block_size) for slot in slots):
-        count = num_holders.get(block_id, 1)
+def check_sole_holders(block_ids: Collection[BlockId], engine: Engine) -> Iterator[StepFinding]:
+    """Whether blocks that were just written to are held once: by one sequence, and by no prefix that is kept.
+
+    O(blocks that sequences hold).
+    """
+    holders: dict[BlockId, list[str]] = {block_id: [] for block_id in block_ids}
+    for answer in engine.answers():
+        for sequence in answer.sequences:
+            if sequence.handle is not None:
+                for block_id in holders.keys() & set(sequence.handle.held_blocks):
+                    holders[block_id].append(answer.request.request_id)
+    for block_id, request_ids in holders.items():
+        count = len(request_ids)
+        if engine.cache.shares_prefixes:  # others count by more than blocks
+            count = max(count, engine.cache.num_holders(block_id))
         if count > 1:
-            request_id = request_of.get(block_id, "")
-            sentence = f"{request_id} writes to block {block_id}, which {count} hold"
+            request_id = request_ids[0] if request_ids else ""
+            sentence = f"block {block_id} is written to, and {count} hold it: {', '.join(request_ids)}"
             yield StepFinding(StepFault.OVERLAP, request_id, 1, count, sentence)

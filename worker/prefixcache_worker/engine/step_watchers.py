@@ -33,11 +33,15 @@ class StepWatcher(Protocol):
     def ended(self) -> None:
         """Rows are published, tokens taken, and requests that are through have given back their blocks."""
 
+    def dropped(self) -> None:
+        """It has raised, and hears no more."""
+
 
 class StepWatchers:
     """Those who look on now: most of the time nobody, which costs a step five empty loops.
 
-    A watcher that raises is dropped, with the error in the log: it harms no step.
+    A watcher that raises is dropped, with the error in the log: it harms no step. Requires: `dropped` raises
+    nothing.
     """
 
     def __init__(self) -> None:
@@ -75,3 +79,4 @@ class StepWatchers:
             except Exception:
                 logger.exception("a watcher of steps fails and is dropped")
                 self.remove(watcher)
+                watcher.dropped()

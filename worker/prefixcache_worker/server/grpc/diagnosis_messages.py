@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from prefixcache.v1 import diagnosis_pb2
+from prefixcache_worker.attention.kv_store import KvStore
+from prefixcache_worker.diagnosis.machine_speed import MachineSpeed
 from prefixcache_worker.diagnosis.step_feed import NumberedStep
+from prefixcache_worker.diagnosis.step_profiler import StepProfile
 from prefixcache_worker.diagnosis.step_record import StepFault
 
 _FAULTS = {
@@ -46,4 +51,54 @@ def step_to_proto(step: NumberedStep) -> diagnosis_pb2.WatchStepsResponse:
             for finding in record.findings
         ],
         num_lost=step.num_lost,
+    )
+
+
+def layout_to_proto(store: KvStore, attention: str) -> diagnosis_pb2.GetLayoutResponse:
+    """The map of a pool, and the name of the backend that reads it."""
+    return diagnosis_pb2.GetLayoutResponse(
+        order=store.layout.order.value,
+        tensors=[
+            diagnosis_pb2.TensorPlace(
+                name=place.name.removesuffix(".rows"),
+                dtype=str(place.dtype).removeprefix("torch."),
+                size=place.size,
+                strides=place.strides,
+                address=tensor.data_ptr(),
+                element_bytes=place.dtype.itemsize,
+            )
+            for place, tensor in zip(store.places(), store.tensors(), strict=True)
+        ],
+        attention=attention,
+        token_bytes=store.record_bytes // store.block_size,
+    )
+
+
+def profile_to_proto(profile: StepProfile) -> diagnosis_pb2.StepProfile:
+    """The figures of a profile."""
+    figures = profile.figures
+    return diagnosis_pb2.StepProfile(
+        num_steps=profile.num_steps,
+        num_tokens=profile.num_tokens,
+        seconds=figures.seconds,
+        num_copies=figures.num_copies,
+        copied_bytes=figures.copied_bytes,
+        filled_bytes=figures.filled_bytes,
+        attention_seconds=figures.attention_seconds,
+        product_seconds=figures.product_seconds,
+        copy_seconds=figures.copy_seconds,
+        kv_bytes=profile.kv_bytes,
+        weight_bytes=profile.weight_bytes,
+        operations=[diagnosis_pb2.ProfiledOperation(**asdict(operation)) for operation in figures.operations],
+    )
+
+
+def speed_to_proto(speed: MachineSpeed) -> diagnosis_pb2.MeasureMachineResponse:
+    """What was measured."""
+    return diagnosis_pb2.MeasureMachineResponse(
+        read_bytes_per_second=speed.read_bytes_per_second,
+        layouts=[
+            diagnosis_pb2.LayoutTime(order=order.value, seconds=seconds)
+            for order, seconds in speed.seconds_of_layout.items()
+        ],
     )
