@@ -11,6 +11,8 @@ from prefixcache_worker.diagnosis.step_feed import StepFeed
 from prefixcache_worker.diagnosis.step_profiler import StepProfiler
 from prefixcache_worker.diagnosis.worker_settings import machine_facts, settings_by_flag
 from prefixcache_worker.engine.engine_loop import EngineLoop
+from prefixcache_worker.model.decoder import Decoder
+from prefixcache_worker.model.model import Model
 
 
 class Diagnosis:
@@ -25,16 +27,16 @@ class Diagnosis:
         config: WorkerConfig,
         store: KvStore,
         attention: AttentionBackend,
-        *,
-        weight_bytes: int,
+        model: Model,
     ) -> None:
-        """`weight_bytes`: what a step reads of the model's weights."""
+        """`model`: what the engine runs, whatever is around it."""
         self._engine_loop = engine_loop
         self._attention = attention
         self.store = store
         self.settings = settings_by_flag(config)
         self.machine = machine_facts(config, store, attention)
         self.steps = StepFeed(engine_loop)
+        weight_bytes = model.weight_bytes if isinstance(model, Decoder) else 0
         self.profiler = StepProfiler(engine_loop, weight_bytes=weight_bytes)
 
     async def check_indexes(self) -> IndexCheck:

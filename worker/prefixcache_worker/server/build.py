@@ -33,7 +33,6 @@ from prefixcache_worker.engine.request_stream import ReaderLimits
 from prefixcache_worker.engine.tier_mover import TierMover
 from prefixcache_worker.errors import ConfigError
 from prefixcache_worker.memory_size import format_memory
-from prefixcache_worker.model.decoder import Decoder
 from prefixcache_worker.model.linear import products_are_batch_invariant
 from prefixcache_worker.model.loader import LoadedModel, load_model
 from prefixcache_worker.model.model import AttentionShape, AttentionWindow, Model
@@ -235,13 +234,7 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
         snapshots=keeper,
         prefix_ttl=_prefix_ttl(config),
         traces=_traces(config, served),
-        diagnosis=Diagnosis(
-            engine_loop,
-            config,
-            kv_store,
-            attention,
-            weight_bytes=loaded.model.weight_bytes if isinstance(loaded.model, Decoder) else 0,
-        ),
+        diagnosis=Diagnosis(engine_loop, config, kv_store, attention, loaded.model),
     )
 
 
