@@ -102,7 +102,8 @@ def outermost_copies(calls: Iterable[Call]) -> Iterator[Call]:
     """Calls that copy or fill, without those that they make to do so."""
     for call in calls:
         if call.name in COPIES or call.name in FILLS:
-            yield call
+            if list(call.shapes[:1]) != [[]]:  # else it is a single number
+                yield call
         else:
             yield from outermost_copies(call.callees)
 
