@@ -17,7 +17,7 @@ _NOTHING = nullcontext()
 def profiler_range(name: str) -> AbstractContextManager[Any]:
     """A range of this name while torch's profiler records on this thread, and with a GPU an NVTX range too.
 
-    Nothing at other times: then it costs a call and a half, some 0.1 microseconds.
+    Nothing at other times: then it costs two calls.
     """
     if not torch._C._autograd._profiler_enabled():
         return _NOTHING
