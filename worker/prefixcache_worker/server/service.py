@@ -145,7 +145,8 @@ class Service:
             self._server,
         )
         diagnosis_pb2_grpc.add_DiagnosisServiceServicer_to_server(
-            DiagnosisServicer(diagnosis=worker.diagnosis, access=access), self._server
+            DiagnosisServicer(engine_loop=worker.engine_loop, diagnosis=worker.diagnosis, access=access),
+            self._server,
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflected = (*SERVICE_NAMES, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)

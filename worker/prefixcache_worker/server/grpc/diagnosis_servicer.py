@@ -8,6 +8,7 @@ import grpc
 
 from prefixcache.v1 import diagnosis_pb2, diagnosis_pb2_grpc
 from prefixcache_worker.diagnosis.diagnosis import Diagnosis
+from prefixcache_worker.engine.engine_loop import EngineLoop
 from prefixcache_worker.server.access.access import Access
 from prefixcache_worker.server.access.caller import Role
 from prefixcache_worker.server.grpc.diagnosis_messages import (
@@ -17,6 +18,7 @@ from prefixcache_worker.server.grpc.diagnosis_messages import (
     step_to_proto,
 )
 from prefixcache_worker.server.grpc.grpc_call import authorised
+from prefixcache_worker.server.live_requests import live_requests
 from prefixcache_worker.server.validation.diagnosis import (
     max_steps_from_proto,
     num_rows_from_proto,
@@ -29,9 +31,19 @@ TRACE_PIECE_BYTES = 1 << 20
 class DiagnosisServicer(diagnosis_pb2_grpc.DiagnosisServiceServicer):
     """Translates between messages and what looks into the engine; decides nothing."""
 
-    def __init__(self, *, diagnosis: Diagnosis, access: Access) -> None:
+    def __init__(self, *, engine_loop: EngineLoop, diagnosis: Diagnosis, access: Access) -> None:
+        self._engine_loop = engine_loop
         self._diagnosis = diagnosis
         self._access = access
+
+    async def ListRequests(
+        self,
+        request: diagnosis_pb2.ListRequestsRequest,
+        context: grpc.aio.ServicerContext[Any, diagnosis_pb2.ListRequestsResponse],
+    ) -> diagnosis_pb2.ListRequestsResponse:
+        async with authorised(context, self._access) as caller:
+            tenant = None if caller.is_admin else caller.tenant
+            return await self._engine_loop.call(lambda engine: live_requests(engine, tenant))
 
     async def GetSettings(
         self,
