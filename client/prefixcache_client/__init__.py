@@ -57,6 +57,7 @@ from prefixcache_client.errors import (
     UnimplementedError,
 )
 from prefixcache_client.explanation import Divergence, Explanation, MissCause
+from prefixcache_client.live_requests import LiveRequest, LiveRequests, RequestState
 from prefixcache_client.messages import GenerateOptions, Message, Prompt
 from prefixcache_client.prefix_answers import CreatedPrefix, Prefix, TenantUsage
 from prefixcache_client.tls import Tls
@@ -88,6 +89,8 @@ __all__ = [
     "InternalError",
     "InvalidArgumentError",
     "LatencyStats",
+    "LiveRequest",
+    "LiveRequests",
     "Message",
     "MissCause",
     "ModelInfo",
@@ -98,6 +101,7 @@ __all__ = [
     "PrefixCacheClientError",
     "Prompt",
     "PromptLogprobs",
+    "RequestState",
     "RequestStats",
     "ResourceExhaustedError",
     "SavedSnapshot",

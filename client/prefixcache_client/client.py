@@ -8,7 +8,14 @@ from typing import Any, Self, TypeVar, Unpack
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from prefixcache.v1 import cache_pb2, cache_pb2_grpc, inference_pb2, inference_pb2_grpc
+from prefixcache.v1 import (
+    cache_pb2,
+    cache_pb2_grpc,
+    diagnosis_pb2,
+    diagnosis_pb2_grpc,
+    inference_pb2,
+    inference_pb2_grpc,
+)
 from prefixcache_client.answers import (
     Event,
     Generation,
@@ -29,6 +36,7 @@ from prefixcache_client.cache_events import CacheEvent, cache_event_from_proto
 from prefixcache_client.channel import CHANNEL_OPTIONS, DEFAULT_ADDRESS, caller_metadata, checked_address
 from prefixcache_client.errors import error_from_rpc
 from prefixcache_client.explanation import Explanation, explanation_from_proto
+from prefixcache_client.live_requests import LiveRequests, live_requests_from_proto
 from prefixcache_client.messages import (
     GenerateOptions,
     Message,
@@ -94,6 +102,7 @@ class Client:
             self._channel = grpc.secure_channel(address, tls.credentials(), options=CHANNEL_OPTIONS)
         self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._cache = cache_pb2_grpc.CacheServiceStub(self._channel)
+        self._diagnosis = diagnosis_pb2_grpc.DiagnosisServiceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -338,6 +347,14 @@ class Client:
         """
         request = cache_pb2.GetUsageRequest(tenant=tenant, all_tenants=all_tenants)
         return usage_from_proto(self._call(self._cache.GetUsage, request, deadline))
+
+    def requests(self, *, deadline: float | None = None) -> LiveRequests:
+        """The requests that run or wait now: the tenant's own, or for an admin all.
+
+        >>> print([request.num_shared_blocks for request in client.requests().requests])
+        """
+        request = diagnosis_pb2.ListRequestsRequest()
+        return live_requests_from_proto(self._call(self._diagnosis.ListRequests, request, deadline))
 
     def health(self, *, deadline: float | None = None) -> bool:
         """True when the worker takes requests, False while it starts or drains.

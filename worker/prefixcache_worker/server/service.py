@@ -14,7 +14,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-from prefixcache.v1 import cache_pb2, cache_pb2_grpc, inference_pb2, inference_pb2_grpc
+from prefixcache.v1 import (
+    cache_pb2,
+    cache_pb2_grpc,
+    diagnosis_pb2,
+    diagnosis_pb2_grpc,
+    inference_pb2,
+    inference_pb2_grpc,
+)
 from prefixcache_worker.errors import ConfigError, EngineStoppedError
 from prefixcache_worker.server.access.access_settings import AccessSettings
 from prefixcache_worker.server.access.admission import Admission
@@ -23,6 +30,7 @@ from prefixcache_worker.server.access.tenant_quotas import TenantQuotas
 from prefixcache_worker.server.build import Worker
 from prefixcache_worker.server.grpc.cache_servicer import CacheServicer
 from prefixcache_worker.server.grpc.connections import ConnectionAge, server_options
+from prefixcache_worker.server.grpc.diagnosis_servicer import DiagnosisServicer
 from prefixcache_worker.server.grpc.guarded_reflection import GuardedReflection
 from prefixcache_worker.server.grpc.inference_servicer import InferenceServicer
 from prefixcache_worker.server.grpc.request_intake import RequestIntake
@@ -39,6 +47,7 @@ FLUSH_SECONDS = 2.0
 SERVICE_NAMES = (
     inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
     cache_pb2.DESCRIPTOR.services_by_name["CacheService"].full_name,
+    diagnosis_pb2.DESCRIPTOR.services_by_name["DiagnosisService"].full_name,
 )
 
 logger = logging.getLogger(__name__)
@@ -134,6 +143,10 @@ class Service:
                 snapshots=worker.snapshots,
                 event_feed=worker.event_feed,
             ),
+            self._server,
+        )
+        diagnosis_pb2_grpc.add_DiagnosisServiceServicer_to_server(
+            DiagnosisServicer(engine_loop=worker.engine_loop, access=access),  # type: ignore[abstract]
             self._server,
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
