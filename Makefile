@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 PROTOS := $(wildcard proto/prefixcache/v1/*.proto)
 PIN_SOURCES := pyproject.toml constraints.txt
 
-.PHONY: help demo serve test test-data test-system soak bench lint types protos install clean
+.PHONY: help demo serve test test-data test-system soak bench screenshots lint types protos install clean
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
@@ -45,6 +45,9 @@ soak: $(VENV)/.dev  ## Hours of faults in minutes: cache operations beside an or
 
 bench: $(VENV)/.dev  ## Run every benchmark and render docs/performance.md
 	$(BIN)/python tests/benchmarks/run_all.py $(ARGS)
+
+screenshots: $(VENV)/.dev  ## Draw the pictures of docs/ from a real worker; needs chromium
+	$(BIN)/python tests/screenshots.py
 
 lint: $(VENV)/.dev  ## ruff and buf
 	$(BIN)/ruff check --quiet .

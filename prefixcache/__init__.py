@@ -1,6 +1,7 @@
 """A prefix-sharing KV cache: the bookkeeping. Ids, counts and a tree; never a tensor."""
 
 from prefixcache.block_keys import BlockKey, BlockKeys
+from prefixcache.block_life import BlockLifeStats, Departure
 from prefixcache.block_pool import BlockId
 from prefixcache.cache import PrefixCache
 from prefixcache.errors import (
@@ -28,6 +29,7 @@ from prefixcache.events import BlocksRemoved, BlocksStored, CacheCleared, Event,
 from prefixcache.eviction_policies import POLICIES
 from prefixcache.explain import Divergence, Elsewhere, Explanation, MissCause
 from prefixcache.handle import HOLE, BlockCopy, CacheHandle
+from prefixcache.histogram import Histogram, HistogramCounts
 from prefixcache.history import Loss, Tombstone
 from prefixcache.inspection import CacheStats, NodeDump
 from prefixcache.namespace import Namespace
@@ -50,12 +52,14 @@ __all__ = [
     "BlockId",
     "BlockKey",
     "BlockKeys",
+    "BlockLifeStats",
     "BlocksRemoved",
     "BlocksStored",
     "CacheCleared",
     "CacheHandle",
     "CacheStats",
     "ChunkHash",
+    "Departure",
     "Divergence",
     "DoubleFreeError",
     "Elsewhere",
@@ -68,6 +72,8 @@ __all__ = [
     "Explanation",
     "ForeignHandleError",
     "HandleReleasedError",
+    "Histogram",
+    "HistogramCounts",
     "InvalidArgumentError",
     "Loss",
     "Match",

@@ -11,6 +11,7 @@ from xxhash import xxh3_64_intdigest
 
 from prefixcache.audit import check_references
 from prefixcache.block_keys import BlockKey, BlockKeys
+from prefixcache.block_life import BlockLifeStats
 from prefixcache.block_pool import BlockId, BlockPool, OnFree
 from prefixcache.cached_blocks import CachedBlocks
 from prefixcache.errors import InvalidArgumentError, PendingMovesError
@@ -500,7 +501,8 @@ class PrefixCache:
     def stats(self) -> CacheStats:
         """Counts as they are now. O(live handles + pinned blocks + tiers)."""
         self._pins.end_due()
-        num_free, num_idle = self._pool.num_free, self._pool.num_idle + self._pins.num_pinned_only
+        num_free, num_pinned_only = self._pool.num_free, self._pins.num_pinned_only
+        num_idle = self._pool.num_idle + num_pinned_only
         num_live = self.num_blocks - num_free - num_idle
         return CacheStats(
             num_blocks=self.num_blocks,
@@ -508,6 +510,7 @@ class PrefixCache:
             num_idle=num_idle,
             num_live=num_live,
             num_pinned=self._pins.num_pinned_blocks,
+            num_pinned_only=num_pinned_only,
             num_live_unshared=sum(len(handle.held_blocks) for handle in self._handles),
             num_used_slots=num_live * self.block_size - self._handles.num_vacant_slots,
             num_evicted=self._blocks.num_evicted,
@@ -515,6 +518,10 @@ class PrefixCache:
             num_nodes=self._tree.num_nodes,
             tiers=self._tiers.stats(),
         )
+
+    def block_life(self) -> BlockLifeStats:
+        """How long blocks stayed, how often they were used, and why they left, since the start. O(1)."""
+        return self._blocks.life_stats()
 
     def policy_state(self) -> PolicyState:
         """What the eviction policy does at the moment, and why. O(1)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from prefixcache.block_keys import KEY_BYTES, BlockKey, unpack_keys
+from prefixcache.block_life import BlockLife, BlockLifeStats, departure_of
 from prefixcache.block_pool import BlockId, BlockPool
 from prefixcache.events import EventLog
 from prefixcache.eviction import EvictionOrder
@@ -37,6 +38,7 @@ class CachedBlocks:
     - the eviction order has exactly the leaves whose last block is idle;
     - owners and payers are charged for exactly what they have in the tree;
     - no node was used later than now;
+    - the blocks that came less those that left are those of the tree;
     - those of the pool and the tree.
     """
 
@@ -47,8 +49,8 @@ class CachedBlocks:
         "_journal",
         "_last_tick",
         "_ledger",
+        "_life",
         "_num_changes",
-        "_num_evicted",
         "_order",
         "_policy",
         "_pool",
@@ -83,7 +85,7 @@ class CachedBlocks:
         self._graveyard = Graveyard()
         self._last_tick = 0
         self._num_changes = 0
-        self._num_evicted = 0
+        self._life = BlockLife()
 
     @property
     def last_tick(self) -> int:
@@ -98,7 +100,11 @@ class CachedBlocks:
     @property
     def num_evicted(self) -> int:
         """Blocks evicted so far."""
-        return self._num_evicted
+        return self._life.num_evicted
+
+    def life_stats(self) -> BlockLifeStats:
+        """See `PrefixCache.block_life`."""
+        return self._life.stats()
 
     def next_tick(self) -> int:
         """Number the next request."""
@@ -131,7 +137,7 @@ class CachedBlocks:
         """
         num_over = account.num_blocks_over_ceiling(num_blocks)
         if num_over:
-            num_evicted = self._evict_own(account, num_over, account)
+            num_evicted = self._evict_own(account, num_over)
             assert num_evicted == num_over, "an idle block of its own could not be evicted"
         num_missing = num_blocks - self._pool.num_free
         if num_missing > 0:
@@ -171,16 +177,18 @@ class CachedBlocks:
         end = path.end
         if path.num_end_blocks < len(end.block_ids):
             end = self._tree.split(end, path.num_end_blocks)
-        node = end
+        node, now = end, self._clock()
         promise = (visit.priority, visit.priority_ends)
         while node.parent is not None:
             node.last_used = self._last_tick
             node.turn = max(node.turn, visit.path_turn if is_new_use else visit.turn)
             if is_new_use or (node.depth >= num_used_blocks and node.created != visit.tick):
                 node.num_uses += 1
+                self._life.reuse_gap.observe(now - node.used_seconds, len(node.block_ids))
                 former = (node.priority, node.priority_ends)
-                if promise >= former or node.priority_ends <= self._clock():
+                if promise >= former or node.priority_ends <= now:
                     node.priority, node.priority_ends = promise
+            node.used_seconds = now
             if node.is_public and node.payers[-1] is not visit.account:
                 self._ledger.charge_user(node, visit.account)
             self._policy.used(node)
@@ -212,6 +220,7 @@ class CachedBlocks:
         tail = tree.superseded_tail(parent, scope, edge)
         if tail is not None:
             self._policy.removed(tail, 1, is_evicted=False)
+            self._life.superseded(1)
             self._drop(tail, 1)
         visit.account.num_own_blocks -= self._pool.add_cached(block_ids)
         is_whole = len(edge) >= tree.chunk_bytes
@@ -224,6 +233,7 @@ class CachedBlocks:
             node = tree.insert(parent, scope, edge, block_ids, owner)
             node.created = visit.tick
             node.last_used = self._last_tick
+            node.stored_seconds = node.used_seconds = self._clock()
             node.turn, node.is_output = visit.turn, is_output
             node.priority, node.priority_ends = visit.priority, visit.priority_ends
         self._take_in(node, len(block_ids))
@@ -239,6 +249,7 @@ class CachedBlocks:
 
     def take_in_restored(self, node: RadixNode) -> None:
         """A node of a snapshot has been put into the tree. Requires: its blocks are live. O(blocks)."""
+        node.stored_seconds = node.used_seconds = self._clock()
         self._pool.add_cached(node.block_ids)
         self._take_in(node, len(node.block_ids))
         if node.num_uses:
@@ -285,6 +296,7 @@ class CachedBlocks:
         O(tenants + places of tiers).
         """
         self._num_changes += 1
+        self._life.reset()
         self._pool.forget_cached()
         self._tiers.clear()
         self._graveyard.bury([*self._order.piles(), *self._ledger.forget_cached(), *self._tree.clear()])
@@ -301,6 +313,7 @@ class CachedBlocks:
         all_ids = map(BlockId, range(self._pool.num_blocks))
         cached_ids = {block_id for node in nodes for block_id in node.block_ids}
         assert cached_ids == set(filter(self._pool.is_cached, all_ids))
+        assert len(cached_ids) == self._life.num_cached
         for node in nodes:
             assert node.parent is not None
             assert node.last_used <= self._last_tick
@@ -316,6 +329,7 @@ class CachedBlocks:
     def _take_in(self, node: RadixNode, num_blocks: int) -> None:
         """The last `num_blocks` of a node have come into the tree."""
         self._num_changes += 1
+        self._life.stored(num_blocks)
         node.owner.num_cached_blocks += num_blocks
         self._ledger.charge(node.payers, num_blocks)
         if node.owner.quota.floor_blocks:
@@ -329,16 +343,18 @@ class CachedBlocks:
             leaf = account.leaves[0][-1]
         return leaf
 
-    def _evict_own(self, account: TenantAccount, num_blocks: int, lost_for: TenantAccount) -> int:
-        """Evict up to so many idle blocks of a tenant with a quota, whatever its floor."""
+    def _evict_own(self, account: TenantAccount, num_blocks: int) -> int:
+        """Evict up to so many idle blocks of a tenant with a ceiling, whatever its floor, for itself."""
         num_evicted = 0
         self._order.end_priorities(self._clock())
         while num_evicted < num_blocks and account.leaves:
             leaf: RadixNode = account.leaves[0][-1]
-            num_evicted += self._evict_from(leaf, num_blocks - num_evicted, lost_for)
+            num_evicted += self._evict_from(leaf, num_blocks - num_evicted, account, is_over_ceiling=True)
         return num_evicted
 
-    def _evict_from(self, leaf: RadixNode, limit: int, account: TenantAccount | None) -> int:
+    def _evict_from(
+        self, leaf: RadixNode, limit: int, account: TenantAccount | None, *, is_over_ceiling: bool = False
+    ) -> int:
         """Evict idle blocks from the end of a leaf, at least one and at most `limit`."""
         num_blocks = num_idle_at_end(self._pool, leaf, limit)
         assert num_blocks
@@ -351,7 +367,8 @@ class CachedBlocks:
         if self._tiers and not leaf.is_tail(self._tree.block_size):
             self._tiers.demote(leaf, unpack_keys(self._tree.keys_of(leaf)[-num_blocks * KEY_BYTES :]))
         self._journal.goes(leaf, num_blocks, tombstone)
-        self._num_evicted += num_blocks
+        departure = departure_of(leaf, loss, account, is_over_ceiling=is_over_ceiling)
+        self._life.evicted(leaf, num_blocks, departure, seconds)
         leaf.owner.num_evicted_blocks += num_blocks
         self._drop(leaf, num_blocks)
         return num_blocks

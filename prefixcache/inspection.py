@@ -23,6 +23,8 @@ class CacheStats:
     """Blocks that at least one handle holds."""
     num_pinned: int
     """Blocks that pins hold, whether or not handles do too."""
+    num_pinned_only: int
+    """Those of them that no handle holds: the part of `num_idle` that cannot be evicted."""
     num_live_unshared: int
     """Blocks that the live handles would hold if none were shared."""
     num_used_slots: int

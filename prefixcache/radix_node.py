@@ -73,7 +73,9 @@ class RadixNode:
         "rank",
         "scope",
         "serial",
+        "stored_seconds",
         "turn",
+        "used_seconds",
     )
 
     def __init__(
@@ -116,6 +118,10 @@ class RadixNode:
         """Whether the tokens were generated, and not a prompt's."""
         self.footprint: Footprint | None = None
         """What the last use of the path to its end has left; the traffic sample's."""
+        self.stored_seconds = 0.0
+        """When it came into the tree, by the cache's clock."""
+        self.used_seconds = 0.0
+        """When it was touched last."""
         self.turn = 0
         """The latest turn among the requests that used it."""
         self.priority = 0
@@ -156,6 +162,7 @@ class RadixNode:
         self.is_output, self.turn = other.is_output, other.turn
         self.priority, self.priority_ends = other.priority, other.priority_ends
         self.queue, self.rank = other.queue, other.rank
+        self.stored_seconds, self.used_seconds = other.stored_seconds, other.used_seconds
 
     def lineage(self) -> list[RadixNode]:
         """The nodes from below the root down to this one. O(depth)."""

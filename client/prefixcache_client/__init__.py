@@ -71,6 +71,7 @@ from prefixcache_client.errors import (
     UnimplementedError,
 )
 from prefixcache_client.explanation import Divergence, Explanation, MissCause
+from prefixcache_client.live_requests import LiveRequest, LiveRequests, RequestState
 from prefixcache_client.messages import GenerateOptions, Message, Prompt
 from prefixcache_client.prefix_answers import CreatedPrefix, Prefix, TenantUsage
 from prefixcache_client.tls import Tls
@@ -104,6 +105,8 @@ __all__ = [
     "InvalidArgumentError",
     "LatencyStats",
     "LayoutTime",
+    "LiveRequest",
+    "LiveRequests",
     "MachineSpeed",
     "Message",
     "MissCause",
@@ -118,6 +121,7 @@ __all__ = [
     "ProfiledSteps",
     "Prompt",
     "PromptLogprobs",
+    "RequestState",
     "RequestStats",
     "ResourceExhaustedError",
     "SavedSnapshot",

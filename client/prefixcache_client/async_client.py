@@ -50,6 +50,7 @@ from prefixcache_client.diagnosis_answers import (
 )
 from prefixcache_client.errors import error_from_rpc
 from prefixcache_client.explanation import Explanation, explanation_from_proto
+from prefixcache_client.live_requests import LiveRequests, live_requests_from_proto
 from prefixcache_client.messages import (
     GenerateOptions,
     Message,
@@ -429,6 +430,14 @@ class AsyncClient:
         """
         request = diagnosis_pb2.MeasureMachineRequest(num_rows=num_rows)
         return machine_speed_from_proto(await self._call(self._diagnosis.MeasureMachine, request, deadline))
+
+    async def requests(self, *, deadline: float | None = None) -> LiveRequests:
+        """The requests that run or wait now: the tenant's own, or for an admin all.
+
+        >>> print([request.num_shared_blocks for request in (await client.requests()).requests])
+        """
+        request = diagnosis_pb2.ListRequestsRequest()
+        return live_requests_from_proto(await self._call(self._diagnosis.ListRequests, request, deadline))
 
     async def health(self, *, deadline: float | None = None) -> bool:
         """True when the worker takes requests, False while it starts or drains.

@@ -313,6 +313,7 @@ class CacheModel:
             num_idle=len(cached - set(held)),
             num_live=len(held),
             num_pinned=len(self.pinned()),
+            num_pinned_only=len(set(self.pinned()) - set(held)),
             num_live_unshared=sum(len(held_blocks(sequence)) for sequence in self.sequences),
             num_used_slots=len(self.used_slots(held)),
             num_evicted=self.num_evicted,

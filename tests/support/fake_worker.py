@@ -14,7 +14,14 @@ from google.rpc import status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import HealthServicer
 
-from prefixcache.v1 import cache_pb2, cache_pb2_grpc, inference_pb2, inference_pb2_grpc
+from prefixcache.v1 import (
+    cache_pb2,
+    cache_pb2_grpc,
+    diagnosis_pb2,
+    diagnosis_pb2_grpc,
+    inference_pb2,
+    inference_pb2_grpc,
+)
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
@@ -67,7 +74,11 @@ def abort(context: grpc.ServicerContext, code: grpc.StatusCode, message: str, *d
     context.abort(code, message)
 
 
-class FakeWorker(inference_pb2_grpc.InferenceServiceServicer, cache_pb2_grpc.CacheServiceServicer):
+class FakeWorker(
+    inference_pb2_grpc.InferenceServiceServicer,
+    cache_pb2_grpc.CacheServiceServicer,
+    diagnosis_pb2_grpc.DiagnosisServiceServicer,
+):
     """Records every request; `generate` decides the answers. A `with` block starts and stops it."""
 
     def __init__(self, generate: Generate = two_words) -> None:
@@ -85,6 +96,9 @@ class FakeWorker(inference_pb2_grpc.InferenceServiceServicer, cache_pb2_grpc.Cac
         )
         self.stats = cache_pb2.GetStatsResponse()
         self.peaks_were_reset = False
+        self.is_admin = True
+        """Whether callers may have the figures of all tenants."""
+        self.live = diagnosis_pb2.ListRequestsResponse()
         self.nodes: list[cache_pb2.TreeNode] = []
         self.explanation = cache_pb2.ExplainResponse()
         self.explain_requests: list[cache_pb2.ExplainRequest] = []
@@ -104,6 +118,7 @@ class FakeWorker(inference_pb2_grpc.InferenceServiceServicer, cache_pb2_grpc.Cac
         self._server = grpc.server(futures.ThreadPoolExecutor(32), options=options)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, self._server)
         cache_pb2_grpc.add_CacheServiceServicer_to_server(self, self._server)
+        diagnosis_pb2_grpc.add_DiagnosisServiceServicer_to_server(self, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._server.start()
@@ -162,6 +177,8 @@ class FakeWorker(inference_pb2_grpc.InferenceServiceServicer, cache_pb2_grpc.Cac
     ) -> cache_pb2.GetStatsResponse:
         """What `stats` holds."""
         self._note(context)
+        if not self.is_admin:
+            abort(context, grpc.StatusCode.PERMISSION_DENIED, "GetStats needs the role admin")
         self.peaks_were_reset |= request.reset_peaks
         return self.stats
 
@@ -284,6 +301,13 @@ class FakeWorker(inference_pb2_grpc.InferenceServiceServicer, cache_pb2_grpc.Cac
         return cache_pb2.GetUsageResponse(
             tenants=[usage for usage in self.usages if request.all_tenants or usage.tenant == name]
         )
+
+    def ListRequests(
+        self, request: diagnosis_pb2.ListRequestsRequest, context: grpc.ServicerContext
+    ) -> diagnosis_pb2.ListRequestsResponse:
+        """What `live` holds."""
+        self._note(context)
+        return self.live
 
     def _prefix(self, prefix_id: str, context: grpc.ServicerContext) -> cache_pb2.Prefix:
         for prefix in self.prefixes:

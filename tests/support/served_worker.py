@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import pytest
@@ -25,6 +25,8 @@ from prefixcache_worker.server.build import Worker, assemble_worker
 from prefixcache_worker.server.grpc.connections import ConnectionAge
 from prefixcache_worker.server.service import Service
 from prefixcache_worker.server.tls import TlsIdentity
+
+T = TypeVar("T")
 
 DEADLINE_SECONDS = 30.0
 """Nothing in a test takes this long unless it hangs."""
@@ -170,6 +172,14 @@ class GatedModel(DelegatingModel):
         for _ in range(num_steps):
             begun = await asyncio.to_thread(self._begun.acquire, timeout=DEADLINE_SECONDS)
             assert begun, "no step began in time"
+
+    async def stepping(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` comes to, which needs steps to go on: one at a time, until it is there."""
+        working = asyncio.create_task(work)
+        while not working.done():
+            self.allow(1)
+            await asyncio.wait({working}, timeout=0.01)  # else all steps would be allowed at once
+        return working.result()
 
     def forward(self, batch: ForwardBatch, attention: StepAttention) -> torch.Tensor:
         self._begun.release()

@@ -78,6 +78,9 @@ class WorkerConfig:
     """Folder; None: no snapshots."""
     snapshot_seconds: float = 300.0
     snapshot_stop_seconds: float = 60.0
+    metrics_aliases: str | None = None
+    """Whose names the page of metrics has beside its own; None: nobody's."""
+    metrics_tenants: int = 20
     log_level: str = "info"
     drain_seconds: float = 30.0
     audit: bool = False
@@ -259,6 +262,10 @@ SETTINGS = (
             "time between two saves; none when nothing has changed"),
     Setting("snapshot_stop_seconds", float, lambda value: 0 <= value <= 86400, "a number from 0 to 86400",
             "how long the save at the end may take, after --drain-seconds"),
+    Setting("metrics_aliases", str, ("vllm",).__contains__, "vllm",
+            "vllm: the page of metrics has vLLM's names beside its own"),
+    Setting("metrics_tenants", int, _at_least(0), "a whole number of at least 0",
+            "tenants that the page of metrics names, those with the most tokens; 0: it tells of none"),
     Setting("log_level", str.lower, _LOG_LEVELS.__contains__, "one of " + ", ".join(_LOG_LEVELS),
             "how much to log: " + ", ".join(_LOG_LEVELS)),
     Setting("drain_seconds", float, lambda value: 0 <= value <= 86400, "a number from 0 to 86400",

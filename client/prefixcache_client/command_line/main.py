@@ -26,6 +26,7 @@ from prefixcache_client.command_line import (
     serve,
     snapshot,
     stats,
+    top,
     tree,
     usage,
 )
@@ -41,6 +42,7 @@ _COMMANDS = (
     abort,
     health,
     stats,
+    top,
     tree,
     usage,
     prefix,

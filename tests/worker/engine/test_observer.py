@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.hand_engine import HandEngine, stream
 
-from prefixcache_worker.engine.observer import Outcome
+from prefixcache_worker.engine.observer import NewTokens, Outcome, RequestEnd, StepTimes
 
 
 class Notes:
@@ -19,19 +19,25 @@ class Notes:
         self.queue: list[float] = []
         self.first: list[float] = []
         self.next: list[float] = []
+        self.prefills: list[float] = []
+        self.decodes: list[float | None] = []
+        self.steps: list[StepTimes] = []
         self.ends: list[tuple[Outcome, float]] = []
 
     def started(self, seconds: float) -> None:
         self.queue.append(seconds)
 
-    def first_token(self, seconds: float) -> None:
-        self.first.append(seconds)
+    def got_tokens(self, tokens: NewTokens) -> None:
+        self.first += [first.seconds for first in tokens.first]
+        self.prefills += [first.prefill_seconds for first in tokens.first]
+        self.next += tokens.gaps
 
-    def next_token(self, seconds: float) -> None:
-        self.next.append(seconds)
+    def ended(self, end: RequestEnd) -> None:
+        self.ends.append((end.outcome, end.seconds))
+        self.decodes.append(end.decode_seconds)
 
-    def ended(self, outcome: Outcome, seconds: float) -> None:
-        self.ends.append((outcome, seconds))
+    def stepped(self, step: StepTimes) -> None:
+        self.steps.append(step)
 
 
 class Deaf:
@@ -61,6 +67,7 @@ def test_seconds_are_those_of_the_engines_clock():
     assert not hand.engine.has_work
     assert (notes.queue, notes.first, notes.next) == ([2.0], [3.0], [0.5, 0.25])
     assert notes.ends == [(Outcome.FINISHED, 3.75)]
+    assert (notes.prefills, notes.decodes) == ([1.0], [0.75])
 
 
 def test_b134_a_request_cancelled_before_its_first_token_has_no_time_to_it():

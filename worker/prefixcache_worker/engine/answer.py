@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from prefixcache_worker.engine.cache_scheme import SequenceHandle
-from prefixcache_worker.engine.observer import Observer
+from prefixcache_worker.engine.observer import FirstToken, NewTokens
 from prefixcache_worker.engine.prefix_book import Prefix
 from prefixcache_worker.engine.request import Completion, Request, Timing, Usage
 from prefixcache_worker.engine.sequence import Sequence
@@ -52,25 +52,36 @@ class Answer:
         self.num_cached_tokens = handle.num_cached_tokens
         self.num_restored_tokens = handle.num_restored_tokens
 
-    def note_token(self, sequence: Sequence, now: float, observer: Observer) -> None:
-        """Count a token of one of its choices."""
+    def note_token(self, sequence: Sequence, tokens: NewTokens) -> None:
+        """Count a token of one of its choices, and put down how long it took."""
         self.num_output_tokens += 1
         if self.first_token is None:
-            self.first_token = now
-            observer.first_token(now - self.arrived)
+            assert self.started is not None
+            self.first_token = tokens.now
+            tokens.first.append(FirstToken(tokens.now - self.arrived, tokens.now - self.started))
         elif sequence.last_token is not None:
-            observer.next_token(now - sequence.last_token)
-        sequence.last_token = now
+            tokens.gaps.append(tokens.now - sequence.last_token)
+        sequence.last_token = tokens.now
 
     def charge_blocks(self, now: float) -> None:
         """Charge what it has held until now. O(1)."""
         self.block_seconds += self.num_blocks * (now - self.counted)
         self.counted = now
 
-    def count_blocks(self) -> None:
-        """From now on it holds what it holds now. O(1) with one choice, else O(blocks of all of them)."""
-        tables = [sequence.handle.held_blocks for sequence in self.sequences if sequence.handle is not None]
-        self.num_blocks = len(tables[0]) if len(tables) == 1 else len(set().union(*tables))
+    def count_blocks(self, now: float) -> None:
+        """Charge it if it holds another number of blocks than before; from now on it holds what it holds now.
+
+        O(1) with one choice, else O(blocks of all of them).
+        """
+        if len(self.sequences) == 1:
+            handle = self.sequences[0].handle
+            num_blocks = 0 if handle is None else len(handle.held_blocks)
+        else:
+            handles = [sequence.handle for sequence in self.sequences if sequence.handle is not None]
+            num_blocks = len(set().union(*(handle.held_blocks for handle in handles)))
+        if num_blocks != self.num_blocks:
+            self.charge_blocks(now)
+            self.num_blocks = num_blocks
 
     def end_choice(self, sequence: Sequence) -> None:
         """One of its choices is not alive any more. Requires: it has been retired."""

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prefixcache import CacheStats
+from prefixcache import BlockLifeStats, CacheStats
 from prefixcache_worker.engine.answer import Answer
 from prefixcache_worker.engine.scheduler import Scheduler
-from prefixcache_worker.engine.stats import BlockStats, EngineStats, RequestStats, TierStats, TokenStats
+from prefixcache_worker.engine.stats import (
+    BlockStats,
+    EngineStats,
+    LookupStats,
+    RequestStats,
+    TierStats,
+    TokenStats,
+    WaitingStats,
+)
 
 
 @dataclass(slots=True)
@@ -17,6 +25,9 @@ class Counters:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     restored_tokens: int = 0
+    queried_tokens: int = 0
+    hit_tokens: int = 0
+    bypassed: int = 0
     generated_tokens: int = 0
     kv_rows_read: int = 0
     kv_rows_unshared: int = 0
@@ -34,6 +45,11 @@ class Counters:
         self.prompt_tokens += len(answer.request.prompt_token_ids)
         self.cached_tokens += answer.num_cached_tokens
         self.restored_tokens += answer.num_restored_tokens
+        if answer.request.bypasses_cache:
+            self.bypassed += 1
+        else:
+            self.queried_tokens += len(answer.request.prompt_token_ids)
+            self.hit_tokens += answer.num_cached_tokens
 
     def note_rows(self, num_read: int, num_unshared: int) -> None:
         """A step has read so many rows of KV, and would have read so many without sharing."""
@@ -59,8 +75,11 @@ class Counters:
         *,
         block_bytes: int,
         block_size: int,
+        life: BlockLifeStats | None,
     ) -> EngineStats:
         """These counts, and those of cache and scheduler, as they are now."""
+        priorities = [sequence.priority for sequence in scheduler.waiting]
+        num_rows = [sequence.num_computed_tokens for sequence in scheduler.running]
         return EngineStats(
             blocks=BlockStats(
                 total=cache.num_blocks,
@@ -97,7 +116,20 @@ class Counters:
                 followed=scheduler.waiting.num_parked,
                 steps=self.steps,
                 peak_running=self.peak_running,
+                running_tokens=sum(num_rows),
+                longest=max(num_rows, default=0),
             ),
+            waiting=WaitingStats(
+                low=sum(priority < 0 for priority in priorities),
+                normal=priorities.count(0),
+                high=sum(priority > 0 for priority in priorities),
+            ),
+            lookups=LookupStats(
+                queried_tokens=self.queried_tokens,
+                hit_tokens=self.hit_tokens,
+                bypassed_requests=self.bypassed,
+            ),
+            life=life,
             tiers=tuple(
                 TierStats(
                     name=tier.name,

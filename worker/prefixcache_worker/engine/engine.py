@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from prefixcache import PrefixCache
 from prefixcache_worker.attention.approximation import EXACT
 from prefixcache_worker.attention.backend import AttentionBackend
 from prefixcache_worker.attention.by_window import attention_by_window, distinct_windows, rows_per_layer
@@ -25,10 +26,17 @@ from prefixcache_worker.engine.cache_scheme import CacheScheme
 from prefixcache_worker.engine.counters import Counters
 from prefixcache_worker.engine.engine_config import EngineConfig
 from prefixcache_worker.engine.logprobs import token_logprobs
-from prefixcache_worker.engine.observer import GuardedObserver, Observer, Outcome
+from prefixcache_worker.engine.observer import (
+    GuardedObserver,
+    NewTokens,
+    Observer,
+    Outcome,
+    RequestEnd,
+    StepTimes,
+)
 from prefixcache_worker.engine.prefix_book import PrefixBook
 from prefixcache_worker.engine.publishing import advance
-from prefixcache_worker.engine.request import Event, Failure, Request, TokenLogprobs
+from prefixcache_worker.engine.request import Event, Failure, Request, TokenLogprobs, Usage
 from prefixcache_worker.engine.sampler import sample, take_rows
 from prefixcache_worker.engine.scheduler import Refusal, Scheduler
 from prefixcache_worker.engine.sequence import Sequence
@@ -172,34 +180,48 @@ class Engine:
         its tenant's ceiling; with NotPublisherError if it may not declare tokens public.
         """
         self.watchers.begun()
+        begun = self._clock()
         schedule = self._scheduler.schedule()
         if self._tier_mover is not None:
             self._tier_mover.run()
         outputs = self._refuse(schedule.refusals)
-        outputs += self._run([span for span in schedule.spans if span.sequence.key in self._answers])
+        spans = [span for span in schedule.spans if span.sequence.key in self._answers]
+        outputs += self._run(spans, begun)
         self.watchers.ended()
         return outputs
 
-    def _run(self, scheduled: list[ScheduledSpan]) -> list[Output]:
+    def _run(self, scheduled: list[ScheduledSpan], begun: float) -> list[Output]:
         """The step itself: copies, one forward, and what follows from it."""
         if not scheduled:
             return []
         self._counters.steps += 1
-        self._note_starts(scheduled)
+        self._note_starts(scheduled, begun)
         self._counters.note_peaks(self.cache.stats(), num_running=len(self._scheduler.running))
         try:
             self.watchers.chosen(scheduled)
             batch = build_batch(scheduled, self._planner, device=self.kv_store.device)
+            planned = self._clock()
             self.watchers.prepared(batch)
             self._execute_copies(batch)
             attention = attention_by_window(batch.plans, self.kv_store, self._attention)
             logits = self._model.forward(batch.forward, attention)
+            modelled = self._clock()
         except Exception as error:
             logger.exception("step failed; the requests in it are given up")
             return self._fail({span.sequence.key for span in scheduled}, error)
         self.watchers.computed()
         self._counters.note_rows(*rows_per_layer(batch.plans, self._shape, self._approximation.sparse_reads))
-        return self._apply(batch, logits)
+        outputs = self._apply(batch, logits)
+        self._observer.stepped(
+            StepTimes(
+                num_sequences=len(scheduled),
+                num_tokens=sum(span.num_tokens for span in scheduled),
+                seconds=self._clock() - begun,
+                plan_seconds=planned - begun,
+                model_seconds=modelled - planned,
+            )
+        )
+        return outputs
 
     def fail_all(self, error: Exception) -> list[Output]:
         """Give up every live request, after an error that leaves nothing to go on with."""
@@ -210,7 +232,11 @@ class Engine:
         cache, scheduler = self.cache.stats(), self._scheduler
         self._counters.note_peaks(cache, num_running=len(scheduler.running))
         stats = self._counters.stats(
-            cache, scheduler, block_bytes=self.kv_store.block_bytes, block_size=self.cache.block_size
+            cache,
+            scheduler,
+            block_bytes=self.kv_store.block_bytes,
+            block_size=self.cache.block_size,
+            life=self.cache.block_life() if isinstance(self.cache, PrefixCache) else None,
         )
         if reset_peaks:
             self._counters.reset_peaks(cache, num_running=len(scheduler.running))
@@ -240,12 +266,10 @@ class Engine:
             key, request, index, assembler, min(limit, self.max_total_tokens), self._eos_token_ids
         )
 
-    def _note_starts(self, scheduled: list[ScheduledSpan]) -> None:
+    def _note_starts(self, scheduled: list[ScheduledSpan], now: float) -> None:
         """Count a prompt's hit once, when it first runs; coming back after a preemption is no hit."""
-        now = self._clock()
         for answer in self._answers.values():
-            answer.charge_blocks(now)
-            answer.count_blocks()
+            answer.count_blocks(now)
         for sequence, _ in scheduled:
             answer = self._answers[sequence.key]
             if answer.started is None:
@@ -324,17 +348,22 @@ class Engine:
     ) -> list[Output]:
         tokens = sample(logits, [sequence.sampling for sequence in sampled])
         scores = token_logprobs(logits, tokens, [sequence.request.num_logprobs for sequence in sampled])
-        return [
+        new_tokens = NewTokens(self._clock())
+        outputs = [
             output
             for sequence, token, score in zip(sampled, tokens, scores, strict=True)
             if sequence.key in self._answers  # else another choice of it has just failed
-            for output in self._take_token(sequence, token, score)
+            for output in self._take_token(sequence, token, score, new_tokens)
         ]
+        self._observer.got_tokens(new_tokens)
+        return outputs
 
-    def _take_token(self, sequence: Sequence, token: int, score: TokenLogprobs | None) -> list[Output]:
+    def _take_token(
+        self, sequence: Sequence, token: int, score: TokenLogprobs | None, new_tokens: NewTokens
+    ) -> list[Output]:
         answer = self._answers[sequence.key]
         self._counters.generated_tokens += 1
-        answer.note_token(sequence, self._clock(), self._observer)
+        answer.note_token(sequence, new_tokens)
         delta = sequence.take(token, score)
         outputs = [Output(answer.key, delta)]
         if delta.finish_reason is not None:
@@ -362,8 +391,7 @@ class Engine:
         self._counters.finished += 1
         answer.charge_blocks(now)
         completion = answer.completion(ended=now, prefix=prefix)
-        self.ledger.add(answer.tenant, completion.usage, is_finished=True)
-        self._observer.ended(Outcome.FINISHED, completion.timing.total_seconds)
+        self._tell_end(answer, Outcome.FINISHED, completion.usage, now)
         return Output(answer.key, completion)
 
     def _refuse(self, refusals: list[Refusal]) -> list[Output]:
@@ -387,9 +415,17 @@ class Engine:
         if (answer := self._answers.pop(key, None)) is None:
             return False
         now = self._clock()
-        self._observer.ended(outcome, now - answer.arrived)
         answer.charge_blocks(now)
         for sequence in answer.sequences:
             self._scheduler.retire(sequence)
-        self.ledger.add(answer.tenant, answer.usage(), is_finished=False)
+        self._tell_end(answer, outcome, answer.usage(), now)
         return True
+
+    def _tell_end(self, answer: Answer, outcome: Outcome, usage: Usage, now: float) -> None:
+        """Enter a request that has ended into the ledger, and tell the observer of it."""
+        tenant_tokens = self.ledger.add(answer.tenant, usage, is_finished=outcome is Outcome.FINISHED)
+        first_token = answer.first_token
+        decode_seconds = None if first_token is None else now - first_token
+        self._observer.ended(
+            RequestEnd(outcome, now - answer.arrived, decode_seconds, answer.tenant, usage, tenant_tokens)
+        )

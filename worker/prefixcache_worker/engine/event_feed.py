@@ -79,6 +79,14 @@ class EventFeed:
             if not self._num_watchers:
                 self._asyncio_loop = None
 
+    def latest(self, limit: int) -> list[Event]:
+        """The last `limit` events, or as many as the log has, the oldest first.
+
+        On the engine's thread, between two steps. O(events returned).
+        """
+        log = self._log
+        return log.since(max(log.oldest_sequence_number, log.next_sequence_number - limit))
+
     def close(self) -> None:
         """End all watches: the worker stops."""
         self._closed = True

@@ -102,6 +102,11 @@ class Request:
     kept_as: PrefixOrder | None = None
     """The prompt is a prefix that is to be kept as soon as it is computed; there is no answer then."""
 
+    @property
+    def bypasses_cache(self) -> bool:
+        """Whether it looks for nothing in the cache, so that it neither hits nor misses."""
+        return not self.use_cache or self.num_prompt_logprobs is not None
+
 
 class FinishReason(Enum):
     """Why a choice ended."""

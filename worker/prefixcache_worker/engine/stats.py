@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from prefixcache import BlockLifeStats
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockStats:
@@ -69,6 +71,30 @@ class RequestStats:
     """Sequences that were overtaken so often that they went before everything that came later."""
     followed: int
     """Times that a prompt waited for another one that began the same."""
+    running_tokens: int
+    """Rows of KV that the running sequences have, a shared one counted for each."""
+    longest: int
+    """Rows of the longest of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingStats:
+    """Sequences in the queue by their priority: below 0, 0, or above it."""
+
+    low: int
+    normal: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookupStats:
+    """Prompts that were looked for in the cache, each once, when it first ran."""
+
+    queried_tokens: int
+    hit_tokens: int
+    """Those of them that were found."""
+    bypassed_requests: int
+    """Requests that asked for nothing: with the cache off, or with scores of the prompt, which it has not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,5 +104,9 @@ class EngineStats:
     blocks: BlockStats
     tokens: TokenStats
     requests: RequestStats
+    waiting: WaitingStats
+    lookups: LookupStats
+    life: BlockLifeStats | None
+    """Of cached blocks; None where nothing is shared."""
     tiers: tuple[TierStats, ...]
     """The nearest first."""

@@ -194,6 +194,7 @@ class UnsharedCache:
             num_idle=0,
             num_live=num_live,
             num_pinned=0,
+            num_pinned_only=0,
             num_live_unshared=num_reserved,
             num_used_slots=(num_live - num_reserved) * self.block_size + num_tokens,
             num_evicted=0,

@@ -55,8 +55,8 @@ class UsageLedger:
         self._totals: OrderedDict[str, Totals] = OrderedDict()
         self._forgotten = Totals()
 
-    def add(self, tenant: str, usage: Usage, *, is_finished: bool) -> None:
-        """A request has ended. O(1)."""
+    def add(self, tenant: str, usage: Usage, *, is_finished: bool) -> int:
+        """A request has ended. Returns how many tokens the tenant's have come to. O(1)."""
         totals = self._totals.setdefault(tenant, Totals())
         self._totals.move_to_end(tenant)
         totals.finished_requests += is_finished
@@ -64,6 +64,7 @@ class UsageLedger:
         totals.add(usage)
         if len(self._totals) > self._max_tenants:
             self._forgotten += self._totals.popitem(last=False)[1]
+        return totals.prompt_tokens + totals.completion_tokens
 
     def totals(self, tenant: str) -> Totals:
         """A copy of the tenant's totals. O(1)."""

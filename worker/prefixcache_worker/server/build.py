@@ -37,7 +37,9 @@ from prefixcache_worker.model.linear import products_are_batch_invariant
 from prefixcache_worker.model.loader import LoadedModel, load_model
 from prefixcache_worker.model.model import AttentionShape, AttentionWindow, Model
 from prefixcache_worker.server.gpu_memory import CudaMemory, pool_bytes_left
-from prefixcache_worker.server.metrics import Metrics, RequestTimes
+from prefixcache_worker.server.metrics.page import Metrics
+from prefixcache_worker.server.metrics.request_times import RequestTimes
+from prefixcache_worker.server.metrics.tenant_totals import TenantTotals
 from prefixcache_worker.server.served_model import ServedModel
 from prefixcache_worker.server.tiers import build_tiers
 from prefixcache_worker.server.validation.prefixes import PrefixTtl
@@ -90,6 +92,8 @@ class Worker:
 
     engine_loop: EngineLoop
     model: ServedModel
+    times: RequestTimes
+    """The engine's observer."""
     metrics: Metrics
     pool_size: PoolSize
     snapshots: SnapshotKeeper | None
@@ -161,7 +165,7 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
         tiers=tiers.sizes,
         num_worth_restoring=tiers.rule or len,
     )
-    times = RequestTimes()
+    times = RequestTimes(TenantTotals(config.metrics_tenants))
     engine = Engine(
         model=model,
         cache=cache,
@@ -228,7 +232,14 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
     return Worker(
         engine_loop=engine_loop,
         model=served,
-        metrics=Metrics(times=times, engine_loop=engine_loop, model=served),
+        times=times,
+        metrics=Metrics(
+            times=times,
+            engine_loop=engine_loop,
+            model=served,
+            has_vllm_aliases=config.metrics_aliases == "vllm",
+            has_tenants=config.metrics_tenants > 0,
+        ),
         pool_size=pool_size,
         event_feed=event_feed,
         snapshots=keeper,

@@ -139,6 +139,7 @@ class Service:
                 access=access,
                 admission=admission,
                 prefix_ttl=worker.prefix_ttl,
+                times=worker.times,
                 snapshots=worker.snapshots,
                 event_feed=worker.event_feed,
             ),

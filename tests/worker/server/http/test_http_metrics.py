@@ -31,4 +31,4 @@ async def test_admins_read_what_both_doors_have_done():
     [answers] = [line for line in lines if line.startswith("prefixcache_answers_total")]
     assert answers.startswith('prefixcache_answers_total{code="OK",method="')
     assert answers.endswith(" 1.0")
-    assert "shop" not in page.text
+    assert 'prefixcache_tenant_generated_tokens_total{tenant="shop"} 3.0' in lines

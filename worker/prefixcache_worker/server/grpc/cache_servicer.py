@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import grpc
 
-from prefixcache import PrefixCache
 from prefixcache.v1 import cache_pb2, cache_pb2_grpc
-from prefixcache_worker.engine.engine import Engine
 from prefixcache_worker.engine.engine_loop import EngineLoop
 from prefixcache_worker.engine.event_feed import EventFeed
 from prefixcache_worker.errors import SchemeError, SnapshotsOffError
@@ -21,7 +18,7 @@ from prefixcache_worker.server.access.access import Access
 from prefixcache_worker.server.access.admission import Admission
 from prefixcache_worker.server.access.caller import Role
 from prefixcache_worker.server.grpc.event_messages import event_to_proto
-from prefixcache_worker.server.grpc.explanation import explanation_to_proto
+from prefixcache_worker.server.grpc.explanation import NOTHING_SHARED, explain, prefix_cache
 from prefixcache_worker.server.grpc.grpc_call import authorised, deadline_of, metadata_of, send_request_id
 from prefixcache_worker.server.grpc.prefix_calls import (
     create_prefix,
@@ -32,14 +29,13 @@ from prefixcache_worker.server.grpc.prefix_calls import (
     list_prefixes,
     update_prefix,
 )
+from prefixcache_worker.server.grpc.stats_answer import stats_to_proto
 from prefixcache_worker.server.grpc.tree_answer import MAX_TREE_NODES, tree_to_proto
+from prefixcache_worker.server.metrics.request_times import RequestTimes
 from prefixcache_worker.server.off_loop import off_loop
 from prefixcache_worker.server.served_model import ServedModel
-from prefixcache_worker.server.validation.explain import explain_query_from_proto
 from prefixcache_worker.server.validation.prefixes import PrefixTtl, prefix_order_from_proto
 from prefixcache_worker.snapshots.snapshot_keeper import SnapshotKeeper
-
-NOTHING_SHARED = "this worker shares nothing, so there is no cache to look into; use one with --scheme shared"
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +51,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         access: Access,
         admission: Admission,
         prefix_ttl: PrefixTtl,
+        times: RequestTimes,
         event_feed: EventFeed | None = None,
         snapshots: SnapshotKeeper | None = None,
     ) -> None:
@@ -65,6 +62,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         self._event_feed = event_feed
         self._admission = admission
         self._prefix_ttl = prefix_ttl
+        self._times = times
 
     async def CreatePrefix(
         self,
@@ -136,13 +134,10 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
     ) -> cache_pb2.GetStatsResponse:
         async with authorised(context, self._access) as caller:
             caller.require(Role.ADMIN, "GetStats")
-            stats = await self._engine_loop.call(lambda engine: engine.stats(reset_peaks=request.reset_peaks))
-            return cache_pb2.GetStatsResponse(
-                blocks=cache_pb2.BlockStats(**asdict(stats.blocks)),
-                tokens=cache_pb2.TokenStats(**asdict(stats.tokens)),
-                requests=cache_pb2.RequestStats(**asdict(stats.requests)),
-                tiers=[cache_pb2.TierStats(**asdict(tier)) for tier in stats.tiers],
+            stats, recent = await self._engine_loop.call(
+                lambda engine: (engine.stats(reset_peaks=request.reset_peaks), self._times.recent())
             )
+            return stats_to_proto(stats, recent)
 
     async def DumpTree(
         self,
@@ -187,22 +182,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         context: grpc.aio.ServicerContext[Any, cache_pb2.ExplainResponse],
     ) -> cache_pb2.ExplainResponse:
         async with authorised(context, self._access) as caller:
-            checked = partial(explain_query_from_proto, request, caller=caller, model=self._model)
-            query = await off_loop(checked, num_bytes=request.ByteSize())
-            explanation = await self._engine_loop.call(
-                lambda engine: prefix_cache(engine).explain(
-                    query.tokens,
-                    query.namespace,
-                    num_public_tokens=query.num_public_tokens,
-                    tells_of_others=caller.is_admin,
-                )
-            )
-            return explanation_to_proto(
-                explanation,
-                query.tokens,
-                tells_of_others=caller.is_admin,
-                tokenizer=self._model.tokenizer,
-            )
+            return await explain(request, caller=caller, engine_loop=self._engine_loop, model=self._model)
 
     # Like Generate a coroutine that writes, so that a watcher that goes away ends it at once.
     async def WatchEvents(  # type: ignore[override]
@@ -229,13 +209,6 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
             await self._engine_loop.call(lambda engine: prefix_cache(engine).reset())
             logger.info("%s has reset the cache", caller.tenant)
             return cache_pb2.ResetResponse()
-
-
-def prefix_cache(engine: Engine) -> PrefixCache:
-    """The engine's cache. Raises SchemeError where nothing is shared."""
-    if not isinstance(engine.cache, PrefixCache):
-        raise SchemeError(NOTHING_SHARED)
-    return engine.cache
 
 
 def required(snapshots: SnapshotKeeper | None) -> SnapshotKeeper:

@@ -2,13 +2,50 @@
 
 from __future__ import annotations
 
-from prefixcache import Explanation, MissCause, PackedTokens, unpack_tokens
+from functools import partial
+
+from prefixcache import Explanation, MissCause, PackedTokens, PrefixCache, unpack_tokens
 from prefixcache.token_chunks import TOKEN_BYTES
 from prefixcache.v1 import cache_pb2
+from prefixcache_worker.engine.engine import Engine
+from prefixcache_worker.engine.engine_loop import EngineLoop
+from prefixcache_worker.errors import SchemeError
 from prefixcache_worker.model.tokenizer import Tokenizer
+from prefixcache_worker.server.access.caller import Caller
+from prefixcache_worker.server.off_loop import off_loop
+from prefixcache_worker.server.served_model import ServedModel
+from prefixcache_worker.server.validation.explain import explain_query_from_proto
+
+NOTHING_SHARED = "this worker shares nothing, so there is no cache to look into; use one with --scheme shared"
 
 CONTEXT_TOKENS = 12
 """So many tokens before and behind the place where a prompt leaves what is cached make up a preview."""
+
+
+async def explain(
+    message: cache_pb2.ExplainRequest, *, caller: Caller, engine_loop: EngineLoop, model: ServedModel
+) -> cache_pb2.ExplainResponse:
+    """Raises InvalidRequestError, PermissionDeniedError, or SchemeError."""
+    checked = partial(explain_query_from_proto, message, caller=caller, model=model)
+    query = await off_loop(checked, num_bytes=message.ByteSize())
+    explanation = await engine_loop.call(
+        lambda engine: prefix_cache(engine).explain(
+            query.tokens,
+            query.namespace,
+            num_public_tokens=query.num_public_tokens,
+            tells_of_others=caller.is_admin,
+        )
+    )
+    return explanation_to_proto(
+        explanation, query.tokens, tells_of_others=caller.is_admin, tokenizer=model.tokenizer
+    )
+
+
+def prefix_cache(engine: Engine) -> PrefixCache:
+    """The engine's cache. Raises SchemeError where nothing is shared."""
+    if not isinstance(engine.cache, PrefixCache):
+        raise SchemeError(NOTHING_SHARED)
+    return engine.cache
 
 
 def explanation_to_proto(

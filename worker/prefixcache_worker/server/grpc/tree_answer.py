@@ -26,12 +26,15 @@ def tree_to_proto(view: TreeView, *, tenant: str, tokenizer: Tokenizer) -> cache
             num_blocks=node.num_blocks,
             num_live_blocks=node.num_live_blocks,
             num_readers=node.num_readers,
-            preview=_preview(node, tokenizer) if node.public or node.tenant == tenant else "",
+            preview=preview(node, tenant=tenant, tokenizer=tokenizer),
             last_used=node.last_used,
         )
     return response
 
 
-def _preview(node: NodeView, tokenizer: Tokenizer) -> str:
+def preview(node: NodeView, *, tenant: str, tokenizer: Tokenizer) -> str:
+    """The beginning of a node's text, if `tenant` may read it."""
+    if not node.public and node.tenant != tenant:
+        return ""
     token_ids = list(unpack_tokens(node.tokens[: PREVIEW_TOKENS * TOKEN_BYTES]))
     return tokenizer.decode(token_ids, skip_special_tokens=False)[:MAX_PREVIEW_LENGTH]

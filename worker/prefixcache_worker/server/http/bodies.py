@@ -170,3 +170,10 @@ class CompletionBody(_GenerateBody):
     echo: bool | None = None
     prefix_id: str | None = None
     """A prefix of the cache service whose tokens go in front of every prompt."""
+
+
+class ExplainBody(_Body):
+    """POST /ui/data/explain. One of the two."""
+
+    prompt: str | None = None
+    messages: Items[ChatMessage] | None = None

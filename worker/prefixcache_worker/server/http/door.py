@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from prefixcache_worker.engine.engine_loop import EngineLoop
+from prefixcache_worker.engine.event_feed import EventFeed
 from prefixcache_worker.errors import EngineStoppedError
 from prefixcache_worker.server.access.access import Access
 from prefixcache_worker.server.access.admission import Admission
@@ -30,8 +31,11 @@ from prefixcache_worker.server.http.objects import (
     ModelObject,
     TextCompletion,
 )
+from prefixcache_worker.server.http.ui.page_data import PageData
+from prefixcache_worker.server.http.ui.routes import ui_routes
 from prefixcache_worker.server.large_requests import LargeRequests
-from prefixcache_worker.server.metrics import Metrics
+from prefixcache_worker.server.metrics.page import Metrics
+from prefixcache_worker.server.metrics.request_times import RequestTimes
 from prefixcache_worker.server.served_model import ServedModel
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -52,6 +56,8 @@ class Door:
         admission: Admission,
         large_requests: LargeRequests,
         metrics: Metrics,
+        times: RequestTimes,
+        event_feed: EventFeed | None,
     ) -> None:
         self._model = model
         self._access = access
@@ -63,6 +69,14 @@ class Door:
             model=model,
             access=access,
             admission=admission,
+            large_requests=large_requests,
+        )
+        self._page_data = PageData(
+            engine_loop=engine_loop,
+            model=model,
+            access=access,
+            times=times,
+            event_feed=event_feed,
             large_requests=large_requests,
         )
         self.app = self._app()
@@ -104,6 +118,7 @@ class Door:
         async def metrics() -> Response:
             return Answered(self._page_of_metrics)
 
+        app.include_router(ui_routes(self._page_data))
         app.openapi = partial(self._openapi, app)  # type: ignore[method-assign]
         return app
 

@@ -47,6 +47,10 @@ class Exchange:
         """Names in lower case; any of them more than once."""
         return self._request.headers.items()
 
+    def query(self, name: str) -> str | None:
+        """The value behind a name in the address; None if there is none, the last of several."""
+        return self._request.query_params.get(name)
+
     async def read_body(self, room: RequestRoom) -> bytes:
         """The body, which must say that it is JSON. Raises HttpError, QueueFullError, ClientDisconnect."""
         content_type = self._request.headers.get("content-type", "").partition(";")[0].strip().lower()

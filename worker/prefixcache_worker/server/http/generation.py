@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Generic, NamedTuple, Protocol, TypedDict, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from prefixcache_worker.engine.engine_loop import EngineLoop
 from prefixcache_worker.engine.request import Completion, Delta, PromptLogprobs, Request, Usage
@@ -19,9 +19,8 @@ from prefixcache_worker.server.access.caller import Caller
 from prefixcache_worker.server.generate_call import checked_request
 from prefixcache_worker.server.http import chat_answers, completion_answers
 from prefixcache_worker.server.http.bodies import ChatBody, CompletionBody
-from prefixcache_worker.server.http.errors import HttpError, invalid_body
+from prefixcache_worker.server.http.errors import HttpError
 from prefixcache_worker.server.http.exchange import Exchange
-from prefixcache_worker.server.http.json_body import parse_json
 from prefixcache_worker.server.http.objects import (
     ChatChunk,
     ChatChunkChoice,
@@ -32,12 +31,11 @@ from prefixcache_worker.server.http.objects import (
     UsageObject,
 )
 from prefixcache_worker.server.http.to_proto import Translated, chat_to_proto, completion_to_proto
-from prefixcache_worker.server.large_requests import LargeRequests, RequestRoom
-from prefixcache_worker.server.off_loop import off_loop
+from prefixcache_worker.server.http.typed_body import typed_body
+from prefixcache_worker.server.large_requests import LargeRequests
 from prefixcache_worker.server.request_record import RequestRecord
 from prefixcache_worker.server.served_model import ServedModel
 
-BodyT = TypeVar("BodyT", bound=BaseModel)
 ChunkT = TypeVar("ChunkT", ChatChunkChoice, CompletionChoice)
 T = TypeVar("T")
 
@@ -115,14 +113,14 @@ class Generation:
         """POST /v1/chat/completions."""
         caller = self._access.caller(exchange.headers)
         with self._large_requests.room() as room:
-            body = await self._body(exchange, room, ChatBody)
+            body = await typed_body(exchange, room, ChatBody)
             await exchange.while_connected(self._chat(exchange, caller, body))
 
     async def completion(self, exchange: Exchange) -> None:
         """POST /v1/completions."""
         caller = self._access.caller(exchange.headers)
         with self._large_requests.room() as room:
-            body = await self._body(exchange, room, CompletionBody)
+            body = await typed_body(exchange, room, CompletionBody)
             await exchange.while_connected(self._completion(exchange, caller, body))
 
     async def _chat(self, exchange: Exchange, caller: Caller, body: ChatBody) -> None:
@@ -205,18 +203,6 @@ class Generation:
                 stream = self._engine_loop.submit(request)
             async with stream:
                 yield Running(translated, request, stream, record)
-
-    async def _body(self, exchange: Exchange, room: RequestRoom, kind: type[BodyT]) -> BodyT:
-        raw = await exchange.read_body(room)
-
-        def parsed() -> BodyT:
-            value = parse_json(raw)
-            try:
-                return kind.model_validate(value)
-            except ValidationError as error:
-                raise invalid_body(error, value) from error
-
-        return await off_loop(parsed, num_bytes=len(raw))
 
     def _envelope(self, kind: str, exchange: Exchange, body: ChatBody | CompletionBody) -> Envelope:
         self.require_model(body.model)

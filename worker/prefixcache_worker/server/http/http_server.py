@@ -42,6 +42,8 @@ class HttpServer:
             admission=admission,
             large_requests=large_requests,
             metrics=worker.metrics,
+            times=worker.times,
+            event_feed=worker.event_feed,
         )
         ssl_context = None if tls is None else tls.ssl_context()
         await self._listener.start(self._door.app, flush_seconds=flush_seconds, ssl_context=ssl_context)

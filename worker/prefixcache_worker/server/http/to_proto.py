@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from prefixcache.v1 import inference_pb2
+from prefixcache.v1 import cache_pb2, inference_pb2
 from prefixcache_worker.errors import InvalidRequestError
 from prefixcache_worker.server.http.bodies import (
     ChatBody,
     ChatMessage,
     CompletionBody,
+    ExplainBody,
     Tool,
 )
 from prefixcache_worker.server.http.tool_grammar import chat_constraint
@@ -70,7 +71,7 @@ def chat_to_proto(body: ChatBody, *, request_id: str, context_length: int) -> Tr
     message = _message(body, request_id)
     max_tokens = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
     message.stop_conditions.max_tokens = context_length if max_tokens is None else max_tokens
-    message.chat.messages.extend(map(_turn, body.messages))
+    message.chat.messages.extend(map(turn_to_proto, body.messages))
     if body.tools:
         message.chat.tools_json = json.dumps([_plain(tool) for tool in body.tools], ensure_ascii=False)
     if body.logprobs:
@@ -146,7 +147,18 @@ def _message(body: ChatBody | CompletionBody, request_id: str) -> inference_pb2.
     return message
 
 
-def _turn(turn: ChatMessage) -> inference_pb2.ChatMessage:
+def explain_to_proto(body: ExplainBody) -> cache_pb2.ExplainRequest:
+    """The question of a body. Raises InvalidRequestError unless it has one prompt."""
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequestError("prompt", "or messages: send one of them")
+    if body.messages is None:
+        return cache_pb2.ExplainRequest(text=body.prompt)
+    turns = [turn_to_proto(turn) for turn in body.messages]
+    return cache_pb2.ExplainRequest(chat=inference_pb2.ChatMessages(messages=turns))
+
+
+def turn_to_proto(turn: ChatMessage) -> inference_pb2.ChatMessage:
+    """One message of a conversation."""
     content = turn.content
     if isinstance(content, list):
         content = "".join(part.text for part in content)

@@ -34,7 +34,7 @@ async def scraped(worker: ServedWorker) -> dict[tuple[str, ...], float]:
 
 
 async def test_the_page_tells_what_the_worker_has_done():
-    async with served(loaded(tiny_decoder())) as worker:
+    async with served(loaded(tiny_decoder()), metrics_tenants=0) as worker:
         await worker.answer(greedy_request(PROMPT, 3), tenant="secret-tenant")
         async for _ in worker.generate(greedy_request(PROMPT, 2, n=2), tenant="secret-tenant"):
             pass

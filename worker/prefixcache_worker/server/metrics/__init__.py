@@ -1,0 +1,1 @@
+"""What a Prometheus server reads of a worker."""
