@@ -365,7 +365,7 @@ class Client:
     def settings(self, *, deadline: float | None = None) -> WorkerSettings:
         """The worker's settings, and what it runs on. Needs an admin, like all calls that look inside.
 
-        >>> print((client.settings()).machine["attention"])
+        >>> print(client.settings().machine["attention"])
         """
         request = diagnosis_pb2.GetSettingsRequest()
         return settings_from_proto(self._call(self._diagnosis.GetSettings, request, deadline))
@@ -373,7 +373,7 @@ class Client:
     def layout(self, *, deadline: float | None = None) -> PoolLayout:
         """Where keys and values lie in the worker's memory.
 
-        >>> print((client.layout()).order)
+        >>> print(client.layout().order)
         """
         return layout_from_proto(
             self._call(self._diagnosis.GetLayout, diagnosis_pb2.GetLayoutRequest(), deadline)
@@ -397,7 +397,7 @@ class Client:
     def check_indexes(self, *, deadline: float | None = None) -> IndexCheck:
         """Prove every invariant of the cache now. Stops the engine for as long as it takes.
 
-        >>> assert not (client.check_indexes()).findings
+        >>> assert not client.check_indexes().findings
         """
         request = diagnosis_pb2.CheckIndexesRequest()
         return index_check_from_proto(self._call(self._diagnosis.CheckIndexes, request, deadline))
@@ -414,7 +414,7 @@ class Client:
 
         Raises DeadlineExceededError when they do not come within `timeout_seconds`, 60 unless said otherwise.
 
-        >>> print((client.profile_steps(num_steps=10)).profile.copied_bytes)
+        >>> print(client.profile_steps(num_steps=10).profile.copied_bytes)
         """
         request = diagnosis_pb2.ProfileStepsRequest(
             num_steps=num_steps, timeout_seconds=timeout_seconds, with_trace=with_trace
@@ -425,7 +425,7 @@ class Client:
     def measure_machine(self, *, num_rows: int | None = None, deadline: float | None = None) -> MachineSpeed:
         """The speed of the worker's memory, and of attention over both layouts. No step runs meanwhile.
 
-        >>> print((client.measure_machine()).read_bytes_per_second)
+        >>> print(client.measure_machine().read_bytes_per_second)
         """
         request = diagnosis_pb2.MeasureMachineRequest(num_rows=num_rows)
         return machine_speed_from_proto(self._call(self._diagnosis.MeasureMachine, request, deadline))

@@ -120,7 +120,7 @@ def run(audited: AuditedEngine, requests: list[Arrival]) -> None:
     raise AssertionError("still busy")
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=50)
 @given(requests=arrivals, engine=engines, limits=limits, block_size=st.sampled_from([4, 8, 16]))
 def test_a_healthy_engine_gives_no_finding(requests, engine, limits, block_size) -> None:
     shape = engine["approximation"].shape(engine["model"].attention_shape)
