@@ -33,9 +33,18 @@ def check_references(
         own.update(i for i in held if not pool.is_cached(i) and not pool.is_stale(i))
         if handle.epoch == handles.epoch:
             _check_path(handle, node_of_block, tree.block_size)
-    assert [pool.num_references(block_id) for block_id in all_ids] == [counts[i] for i in all_ids]
+    wrong = [i for i in all_ids if pool.num_references(i) != counts[i]]
+    assert not wrong, _reference_sentence(wrong, pool, counts)
     for account in ledger.accounts():
         assert account.num_own_blocks == len(own_ids.get(account, ()))
+
+
+def _reference_sentence(wrong: list[BlockId], pool: BlockPool, counts: Counter[BlockId]) -> str:
+    first = wrong[0]
+    return (
+        f"{len(wrong)} blocks have another number of references than of holders: the first is block {first}, "
+        f"with {pool.num_references(first)} references and {counts[first]} holders"
+    )
 
 
 def _check_path(handle: CacheHandle, node_of_block: dict[BlockId, RadixNode], block_size: int) -> None:

@@ -569,9 +569,9 @@ class PrefixCache:
 
     def check(self) -> None:
         """Raise AssertionError if an invariant is broken. For tests. O(everything)."""
+        check_references(self._pool, self._tree, self._ledger, self._pins, self._handles)
         self._blocks.check()
         self._pins.check()
-        check_references(self._pool, self._tree, self._ledger, self._pins, self._handles)
         stats = self.stats()
         assert stats.num_live >= 0
         assert len(self._handles) or not stats.num_live

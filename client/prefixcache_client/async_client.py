@@ -34,6 +34,20 @@ from prefixcache_client.cache_answers import (
 )
 from prefixcache_client.cache_events import CacheEvent, cache_event_from_proto
 from prefixcache_client.channel import CHANNEL_OPTIONS, DEFAULT_ADDRESS, caller_metadata, checked_address
+from prefixcache_client.diagnosis_answers import (
+    IndexCheck,
+    MachineSpeed,
+    PoolLayout,
+    ProfiledSteps,
+    StepRecord,
+    WorkerSettings,
+    index_check_from_proto,
+    layout_from_proto,
+    machine_speed_from_proto,
+    profiled_steps_from_proto,
+    settings_from_proto,
+    step_from_proto,
+)
 from prefixcache_client.errors import error_from_rpc
 from prefixcache_client.explanation import Explanation, explanation_from_proto
 from prefixcache_client.live_requests import LiveRequests, live_requests_from_proto
@@ -348,6 +362,74 @@ class AsyncClient:
         """
         request = cache_pb2.GetUsageRequest(tenant=tenant, all_tenants=all_tenants)
         return usage_from_proto(await self._call(self._cache.GetUsage, request, deadline))
+
+    async def settings(self, *, deadline: float | None = None) -> WorkerSettings:
+        """The worker's settings, and what it runs on. Needs an admin, like all calls that look inside.
+
+        >>> print((await client.settings()).machine["attention"])
+        """
+        request = diagnosis_pb2.GetSettingsRequest()
+        return settings_from_proto(await self._call(self._diagnosis.GetSettings, request, deadline))
+
+    async def layout(self, *, deadline: float | None = None) -> PoolLayout:
+        """Where keys and values lie in the worker's memory.
+
+        >>> print((await client.layout()).order)
+        """
+        return layout_from_proto(
+            await self._call(self._diagnosis.GetLayout, diagnosis_pb2.GetLayoutRequest(), deadline)
+        )
+
+    def watch_steps(
+        self, *, max_steps: int | None = None, deadline: float | None = None
+    ) -> AsyncGenerator[StepRecord, None]:
+        """One audited record for each engine step; without `max_steps` for ever.
+
+        The call starts with the first `async for`; what is called after it on this client is watched.
+
+        >>> async for step in client.watch_steps(max_steps=100):
+        ...     print(step.rows_read, step.findings)
+        """
+        request = diagnosis_pb2.WatchStepsRequest(max_steps=max_steps)
+        return self._events(self._diagnosis.WatchSteps, request, step_from_proto, deadline)
+
+    async def check_indexes(self, *, deadline: float | None = None) -> IndexCheck:
+        """Prove every invariant of the cache now. Stops the engine for as long as it takes.
+
+        >>> assert not (await client.check_indexes()).findings
+        """
+        request = diagnosis_pb2.CheckIndexesRequest()
+        return index_check_from_proto(await self._call(self._diagnosis.CheckIndexes, request, deadline))
+
+    async def profile_steps(
+        self,
+        *,
+        num_steps: int | None = None,
+        timeout_seconds: float | None = None,
+        with_trace: bool = False,
+        deadline: float | None = None,
+    ) -> ProfiledSteps:
+        """Record the next steps, 20 unless said otherwise, with torch's profiler.
+
+        Raises DeadlineExceededError when they do not come within `timeout_seconds`, 60 unless said otherwise.
+
+        >>> print((await client.profile_steps(num_steps=10)).profile.copied_bytes)
+        """
+        request = diagnosis_pb2.ProfileStepsRequest(
+            num_steps=num_steps, timeout_seconds=timeout_seconds, with_trace=with_trace
+        )
+        responses = self._events(self._diagnosis.ProfileSteps, request, lambda part: part, deadline)
+        return profiled_steps_from_proto([part async for part in responses])
+
+    async def measure_machine(
+        self, *, num_rows: int | None = None, deadline: float | None = None
+    ) -> MachineSpeed:
+        """The speed of the worker's memory, and of attention over both layouts. No step runs meanwhile.
+
+        >>> print((await client.measure_machine()).read_bytes_per_second)
+        """
+        request = diagnosis_pb2.MeasureMachineRequest(num_rows=num_rows)
+        return machine_speed_from_proto(await self._call(self._diagnosis.MeasureMachine, request, deadline))
 
     async def requests(self, *, deadline: float | None = None) -> LiveRequests:
         """The requests that run or wait now: the tenant's own, or for an admin all.

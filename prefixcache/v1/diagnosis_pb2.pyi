@@ -25,6 +25,7 @@ class StepFault(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STEP_FAULT_OVERLAP: _ClassVar[StepFault]
     STEP_FAULT_BORDER: _ClassVar[StepFault]
     STEP_FAULT_COUNTS: _ClassVar[StepFault]
+    STEP_FAULT_COPY: _ClassVar[StepFault]
 REQUEST_STATE_UNSPECIFIED: RequestState
 REQUEST_STATE_WAITING: RequestState
 REQUEST_STATE_PREFILLING: RequestState
@@ -38,6 +39,7 @@ STEP_FAULT_FOREIGN_ROWS: StepFault
 STEP_FAULT_OVERLAP: StepFault
 STEP_FAULT_BORDER: StepFault
 STEP_FAULT_COUNTS: StepFault
+STEP_FAULT_COPY: StepFault
 
 class ListRequestsRequest(_message.Message):
     __slots__ = ()
@@ -248,14 +250,16 @@ class StepProfile(_message.Message):
     def __init__(self, num_steps: _Optional[int] = ..., num_tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., num_copies: _Optional[int] = ..., copied_bytes: _Optional[int] = ..., filled_bytes: _Optional[int] = ..., attention_seconds: _Optional[float] = ..., product_seconds: _Optional[float] = ..., copy_seconds: _Optional[float] = ..., kv_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[ProfiledOperation, _Mapping]]] = ...) -> None: ...
 
 class ProfiledOperation(_message.Message):
-    __slots__ = ("name", "count", "seconds")
+    __slots__ = ("name", "count", "seconds", "copied_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    COPIED_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     count: int
     seconds: float
-    def __init__(self, name: _Optional[str] = ..., count: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+    copied_bytes: int
+    def __init__(self, name: _Optional[str] = ..., count: _Optional[int] = ..., seconds: _Optional[float] = ..., copied_bytes: _Optional[int] = ...) -> None: ...
 
 class ProfileStepsResponse(_message.Message):
     __slots__ = ("profile", "trace")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_worker import completion, delta
 
-from prefixcache.v1 import cache_pb2, inference_pb2
+from prefixcache.v1 import cache_pb2, diagnosis_pb2, inference_pb2
 from prefixcache_client import (
     BlocksRemoved,
     BlocksStored,
@@ -25,17 +25,27 @@ from prefixcache_client import (
     EvictionStats,
     Explanation,
     FinishReason,
+    IndexCheck,
     LatencyStats,
+    LayoutTime,
+    MachineSpeed,
     MissCause,
     ModelInfo,
+    PoolLayout,
     Prefix,
     PrefixCacheClientError,
+    ProfiledOperation,
     PromptLogprobs,
     RequestStats,
     SavedSnapshot,
     StateComplete,
     Stats,
+    StepFault,
+    StepFinding,
+    StepProfile,
+    StepRecord,
     TenantUsage,
+    TensorPlace,
     TierStats,
     Timing,
     TokenLogprobs,
@@ -43,10 +53,12 @@ from prefixcache_client import (
     Tree,
     TreeNode,
     Usage,
+    WorkerSettings,
 )
 from prefixcache_client.answers import event_from_proto, generation_from_events, model_info_from_proto
 from prefixcache_client.cache_answers import stats_from_proto, tree_from_proto
 from prefixcache_client.cache_events import cache_event_from_proto
+from prefixcache_client.diagnosis_answers import step_from_proto
 from prefixcache_client.explanation import explanation_from_proto
 
 END = Completion(
@@ -80,6 +92,16 @@ END = Completion(
         (Prefix, cache_pb2.Prefix),
         (CreatedPrefix, cache_pb2.CreatePrefixResponse),
         (TenantUsage, cache_pb2.TenantUsage),
+        (WorkerSettings, diagnosis_pb2.GetSettingsResponse),
+        (PoolLayout, diagnosis_pb2.GetLayoutResponse),
+        (TensorPlace, diagnosis_pb2.TensorPlace),
+        (StepRecord, diagnosis_pb2.WatchStepsResponse),
+        (StepFinding, diagnosis_pb2.StepFinding),
+        (IndexCheck, diagnosis_pb2.CheckIndexesResponse),
+        (StepProfile, diagnosis_pb2.StepProfile),
+        (ProfiledOperation, diagnosis_pb2.ProfiledOperation),
+        (MachineSpeed, diagnosis_pb2.MeasureMachineResponse),
+        (LayoutTime, diagnosis_pb2.LayoutTime),
     ],
 )
 def test_every_field_of_a_message_has_its_place(value: Any, message: Any) -> None:
@@ -226,6 +248,16 @@ def test_every_cause_of_a_miss_has_its_name() -> None:
         expected = name.removeprefix("MISS_CAUSE_") if number else "UNKNOWN"
         assert cause.name == expected
     assert explanation_from_proto(cache_pb2.ExplainResponse(cause=99)).cause is MissCause.UNKNOWN  # type: ignore[arg-type]
+
+
+def test_every_fault_of_a_step_has_its_name() -> None:
+    def fault_of(number: Any) -> StepFault:
+        response = diagnosis_pb2.WatchStepsResponse(findings=[diagnosis_pb2.StepFinding(fault=number)])
+        return step_from_proto(response).findings[0].fault
+
+    for name, number in diagnosis_pb2.StepFault.items():
+        assert fault_of(number).name == (name.removeprefix("STEP_FAULT_") if number else "UNKNOWN")
+    assert fault_of(99) is StepFault.UNKNOWN
 
 
 def test_every_field_of_an_explanation_has_its_place() -> None:

@@ -12,6 +12,7 @@ import torch
 
 from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.attention.plan import AttentionPlan, WorkItem
+from prefixcache_worker.profiler_range import ATTENTION, profiler_range
 
 SHORT_ROWS = 128
 """Single-query runs up to this long are gathered into one padded call: a call of its own costs more
@@ -107,6 +108,8 @@ class CpuAttention:
         self._num_tokens = plan.num_tokens
         device = store.device
         self._slots = torch.tensor(plan.slot_mapping(), device=device)
+        if store.listener is not None:
+            store.listener.planned(plan)
         short: list[WorkItem] = []
         long: list[WorkItem] = []
         for item in plan.items:
@@ -127,7 +130,12 @@ class CpuAttention:
     ) -> torch.Tensor:  # [num_tokens, num_query_heads, head_dim]
         """See `StepAttention.attend`. Reads each item's rows once, for all its queries."""
         self._store.write(layer, self._slots, key, value)
-        num_kv_heads = key.shape[1]
+        with profiler_range(ATTENTION):
+            return self._read(layer, query)
+
+    def _read(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+        """The second half of `attend`: the step's rows are in the pool."""
+        num_kv_heads = self._store.layout.shape.num_kv_heads
         grouped = query.view(
             self._num_tokens, num_kv_heads, -1, query.shape[-1]
         )  # [tokens, kv heads, group, dim]

@@ -14,6 +14,7 @@ import torch
 from prefixcache import BlockCopy, BlockId
 from prefixcache_worker.attention.block_summaries import BlockSummaries
 from prefixcache_worker.attention.kv_format import FP32, KvFormat
+from prefixcache_worker.attention.kv_listener import KvListener
 from prefixcache_worker.attention.kv_pool import KvPool
 from prefixcache_worker.attention.layout import KvLayout, LayoutOrder, TensorPlace
 from prefixcache_worker.model.model import AttentionShape
@@ -59,6 +60,8 @@ class KvStore:
         self.keys = KvPool(self.layout, kv_format.keys, fixed_scales.keys, device=device)
         self.values = KvPool(self.layout, kv_format.values, fixed_scales.values, device=device)
         self.summaries = BlockSummaries(self.keys) if with_summaries else None
+        self.listener: KvListener | None = None
+        """Who hears of reads and writes; None: nobody."""
 
     @property
     def block_size(self) -> int:
@@ -95,6 +98,8 @@ class KvStore:
         self.values.write(layer, slots, value)
         if self.summaries is not None:
             self.summaries.note(layer, slots)
+        if self.listener is not None:
+            self.listener.written(layer, slots)
 
     def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
         """Execute copy-on-write orders in every layer. Sources are fenced by the cache, so order is free."""

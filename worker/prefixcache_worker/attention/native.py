@@ -14,6 +14,7 @@ from prefixcache_worker.attention.kv_pool import KvPool
 from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.attention.plan import CHUNK_ROWS, SEGMENT_ROWS, AttentionPlan
 from prefixcache_worker.native_library import load_library
+from prefixcache_worker.profiler_range import ATTENTION, profiler_range
 
 SOURCE = Path(__file__).with_name("attention_kernel.cpp")
 
@@ -126,6 +127,8 @@ class NativeAttention:
         shape = store.layout.shape
         self._store = store
         self._slots = torch.tensor(plan.slot_mapping())
+        if store.listener is not None:
+            store.listener.planned(plan)
         self._positions = np.array(plan.positions, dtype=np.int64)
         self._tasks, self._block_ids = _tabulate(plan, shape.group_size)
         # Every layer overwrites the same places; where a query has no such partial, the maximum stays -inf.
@@ -169,9 +172,10 @@ class NativeAttention:
         output = torch.empty_like(query)
         step = self._step
         step.layer, step.query, step.output = layer, query.data_ptr(), output.data_ptr()
-        _library().attend(
-            ctypes.addressof(step), self._tasks.ctypes.data, len(self._tasks), torch.get_num_threads()
-        )
+        with profiler_range(ATTENTION):
+            _library().attend(
+                ctypes.addressof(step), self._tasks.ctypes.data, len(self._tasks), torch.get_num_threads()
+            )
         return output
 
 

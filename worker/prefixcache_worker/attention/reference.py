@@ -15,6 +15,8 @@ class ReferenceAttention:
         self._plan = plan
         self._store = store
         self._slots = torch.tensor(plan.slot_mapping(), device=store.device)
+        if store.listener is not None:
+            store.listener.planned(plan)
 
     def attend(
         self,

@@ -16,6 +16,7 @@ from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.attention.plan import AttentionPlan, SequenceSpan
 from prefixcache_worker.attention.planner import plan_attention
 from prefixcache_worker.model.model import StepAttention
+from prefixcache_worker.profiler_range import ATTENTION, profiler_range
 
 NUM_FIRST_BLOCKS = 1
 """Always read: queries put much of their weight on the beginning (Xiao et al. 2023)."""
@@ -58,6 +59,8 @@ class SparseAttention:
         self._store = store
         self._summaries = store.summaries
         self._num_top_blocks = reads.num_top_blocks
+        if store.listener is not None:
+            store.listener.sparsely_planned(spans, reads.num_top_blocks)
         num_blocks = [-(-span.length // size) for span in spans]
         longest = max(num_blocks)
         # Padding repeats the first block; what it may still be chosen for is masked.
@@ -176,5 +179,6 @@ class _AttentionOfBoth:
             output[tokens] = self._dense.attend(layer, query[tokens], key[tokens], value[tokens])
         tokens = self._sparse_tokens
         self._store.write(layer, self._slots, key[tokens], value[tokens])
-        output[tokens] = self._sparse.attend(layer, query[tokens])
+        with profiler_range(ATTENTION):
+            output[tokens] = self._sparse.attend(layer, query[tokens])
         return output

@@ -18,6 +18,7 @@ from prefixcache_worker.attention.cpu import CpuAttention
 from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.attention.planner import AttentionPlanner
 from prefixcache_worker.attention.sparse import SparseBackend
+from prefixcache_worker.engine.admissibility import check_admissible
 from prefixcache_worker.engine.answer import Answer
 from prefixcache_worker.engine.assembler import Assembler
 from prefixcache_worker.engine.batch import Batch, ScheduledSpan, build_batch
@@ -40,9 +41,10 @@ from prefixcache_worker.engine.sampler import sample, take_rows
 from prefixcache_worker.engine.scheduler import Refusal, Scheduler
 from prefixcache_worker.engine.sequence import Sequence
 from prefixcache_worker.engine.stats import EngineStats
+from prefixcache_worker.engine.step_watchers import StepWatchers
 from prefixcache_worker.engine.tier_mover import TierMover
 from prefixcache_worker.engine.usage_ledger import UsageLedger
-from prefixcache_worker.errors import InvalidRequestError, NotFiniteError, PrefixNotKeptError
+from prefixcache_worker.errors import NotFiniteError, PrefixNotKeptError
 from prefixcache_worker.model.model import Model
 
 logger = logging.getLogger(__name__)
@@ -106,6 +108,7 @@ class Engine:
         )
         self._answers: dict[Hashable, Answer] = {}
         self._counters = Counters()
+        self.watchers = StepWatchers()
         self.prefixes = PrefixBook(cache, clock=clock)
         self.ledger = UsageLedger()
 
@@ -126,20 +129,7 @@ class Engine:
 
     def check_admissible(self, request: Request) -> None:
         """Raise InvalidRequestError if the request could never run. Reads settings only: any thread."""
-        num_prompt_tokens = len(request.prompt_token_ids)
-        if num_prompt_tokens == 0:
-            raise InvalidRequestError("prompt", "it has no tokens; send at least one")
-        if num_prompt_tokens >= self.max_total_tokens:
-            limit = "context length" if self.max_total_tokens == self.config.context_length else "KV pool"
-            raise InvalidRequestError(
-                "prompt",
-                f"it has {num_prompt_tokens} tokens, and the {limit} of {self.max_total_tokens} must hold "
-                "it and one token of the answer; shorten the prompt",
-            )
-        if request.num_choices > self.config.max_running:
-            raise InvalidRequestError(
-                "n", f"{request.num_choices} answers, but at most {self.config.max_running} can run at once"
-            )
+        check_admissible(request, self.config, max_total_tokens=self.max_total_tokens)
 
     def add(self, key: Hashable, request: Request, *, arrived: float | None = None) -> None:
         """Queue a request under a key that no live one has. Takes no block yet.
@@ -189,13 +179,16 @@ class Engine:
         there is no room whoever gives way fails alone: with OutOfBlocksError, or QuotaExceededError at
         its tenant's ceiling; with NotPublisherError if it may not declare tokens public.
         """
+        self.watchers.begun()
         begun = self._clock()
         schedule = self._scheduler.schedule()
         if self._tier_mover is not None:
             self._tier_mover.run()
         outputs = self._refuse(schedule.refusals)
         spans = [span for span in schedule.spans if span.sequence.key in self._answers]
-        return outputs + self._run(spans, begun)
+        outputs += self._run(spans, begun)
+        self.watchers.ended()
+        return outputs
 
     def _run(self, scheduled: list[ScheduledSpan], begun: float) -> list[Output]:
         """The step itself: copies, one forward, and what follows from it."""
@@ -205,8 +198,10 @@ class Engine:
         self._note_starts(scheduled, begun)
         self._counters.note_peaks(self.cache.stats(), num_running=len(self._scheduler.running))
         try:
+            self.watchers.chosen(scheduled)
             batch = build_batch(scheduled, self._planner, device=self.kv_store.device)
             planned = self._clock()
+            self.watchers.prepared(batch)
             self._execute_copies(batch)
             attention = attention_by_window(batch.plans, self.kv_store, self._attention)
             logits = self._model.forward(batch.forward, attention)
@@ -214,6 +209,7 @@ class Engine:
         except Exception as error:
             logger.exception("step failed; the requests in it are given up")
             return self._fail({span.sequence.key for span in scheduled}, error)
+        self.watchers.computed()
         self._counters.note_rows(*rows_per_layer(batch.plans, self._shape, self._approximation.sparse_reads))
         outputs = self._apply(batch, logits)
         self._observer.stepped(

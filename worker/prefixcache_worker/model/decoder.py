@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
 from prefixcache_worker.model.config import ModelConfig
 from prefixcache_worker.model.linear import Weight, linear
 from prefixcache_worker.model.model import AttentionShape, ForwardBatch, StepAttention
+from prefixcache_worker.model.native_linear import PackedWeight
 from prefixcache_worker.model.native_operators import prepare_native_operators
 from prefixcache_worker.model.operators import gelu_and_multiply, rms_norm, rotate, silu_and_multiply
 from prefixcache_worker.model.rope import Rope, RotaryTable, Rotation
@@ -77,6 +78,17 @@ class Decoder:
     @property
     def context_length(self) -> int:
         return self._config.context_length
+
+    @property
+    def weight_bytes(self) -> int:
+        """What a step reads of the weights, however many tokens it has: all but the embedding's table."""
+        layers = [getattr(layer, field.name) for layer in self._weights.layers for field in fields(layer)]
+        read = [self._weights.output, self._weights.final_norm, *layers]
+        return sum(
+            weight.num_bytes if isinstance(weight, PackedWeight) else weight.nbytes
+            for weight in read
+            if weight is not None
+        )
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, attention: StepAttention) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812  (the name every torch program giv
 from prefixcache_worker.model.native_linear import PackedWeight, prepare_native_linear
 from prefixcache_worker.model.weight_format import WeightFormat, rounded_weight
 from prefixcache_worker.native_library import NativeLibraryError
+from prefixcache_worker.profiler_range import PRODUCT, profiler_range
 
 HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 """torch's own packed product on a CPU, by oneDNN. Not public: a torch without it falls back to `mm`."""
@@ -73,6 +74,11 @@ def linear(
     On a CPU a plain weight stands on the left: BLAS then walks its rows as they lie in memory, which for a
     few rows is faster than `F.linear`.
     """
+    with profiler_range(PRODUCT):
+        return _product(inputs, weight)
+
+
+def _product(inputs: torch.Tensor, weight: Weight) -> torch.Tensor:
     if isinstance(weight, PackedWeight):
         return weight.multiply(inputs)
     if weight.is_mkldnn:

@@ -23,6 +23,7 @@ from prefixcache_worker.attention.layout import LayoutOrder
 from prefixcache_worker.attention.sparse import SparseReads
 from prefixcache_worker.config import WorkerConfig
 from prefixcache_worker.constraint.compiler import ConstraintCompiler
+from prefixcache_worker.diagnosis.diagnosis import Diagnosis
 from prefixcache_worker.engine.cache_scheme import make_cache
 from prefixcache_worker.engine.engine import Engine
 from prefixcache_worker.engine.engine_config import EngineConfig
@@ -102,6 +103,7 @@ class Worker:
     prefix_ttl: PrefixTtl
     traces: OtlpTraces | None
     """None where none are made."""
+    diagnosis: Diagnosis
 
 
 def build_worker(config: WorkerConfig) -> Worker:
@@ -243,6 +245,7 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
         snapshots=keeper,
         prefix_ttl=_prefix_ttl(config),
         traces=_traces(config, served),
+        diagnosis=Diagnosis(engine_loop, config, kv_store, attention, loaded.model),
     )
 
 

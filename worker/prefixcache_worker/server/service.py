@@ -146,7 +146,7 @@ class Service:
             self._server,
         )
         diagnosis_pb2_grpc.add_DiagnosisServiceServicer_to_server(
-            DiagnosisServicer(engine_loop=worker.engine_loop, access=access),  # type: ignore[abstract]
+            DiagnosisServicer(engine_loop=worker.engine_loop, diagnosis=worker.diagnosis, access=access),
             self._server,
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -185,6 +185,7 @@ class Service:
                 await self._worker.snapshots.stop()
             if self._worker.event_feed is not None:
                 self._worker.event_feed.close()
+            self._worker.diagnosis.close()
         await asyncio.gather(self._server.stop(FLUSH_SECONDS), *([self._http.stop()] if self._http else []))
         if self._worker is not None and self._worker.traces is not None:
             await self._worker.traces.stop(seconds=FLUSH_SECONDS)

@@ -317,8 +317,8 @@ async def test_two_workers_cannot_share_a_port():
             Service().bind(worker.address)
 
 
-async def test_health_and_reflection_know_both_services():
-    names = ["prefixcache.v1.InferenceService", "prefixcache.v1.CacheService"]
+async def test_health_and_reflection_know_all_services():
+    names = [f"prefixcache.v1.{name}" for name in ("InferenceService", "CacheService", "DiagnosisService")]
     async with served(tiny()) as worker:
         for name in ["", *names]:
             assert await worker.health(name) == health_pb2.HealthCheckResponse.SERVING

@@ -13,6 +13,7 @@ from prefixcache_worker.attention.triton.runtime import IS_INTERPRETED
 from prefixcache_worker.attention.triton.step_table import StepTable, tabulate
 from prefixcache_worker.attention.triton.tile import MAX_HEAD_DIM, TileShape, choose_tile
 from prefixcache_worker.model.model import AttentionWindow
+from prefixcache_worker.profiler_range import ATTENTION, profiler_range
 
 
 def refusal(store: KvStore) -> str | None:
@@ -65,20 +66,21 @@ class TableAttention:
     ) -> torch.Tensor:  # [num_tokens, num_query_heads, head_dim]
         """The second half of `attend`, for measurements: the step's rows are in the pool already."""
         keys, values = self._store.keys, self._store.values
-        paged_attention(
-            query,
-            keys,
-            values,
-            layer,
-            self.table,
-            self.partials,
-            self.tile,
-            scale=self._store.layout.shape.scale,
-            window=self._window,
-        )
-        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        fixed_scale = None if values.fixed_scale is None else values.fixed_scale[layer]
-        merge_partials(self.partials, self.table, output, fixed_scale)
+        with profiler_range(ATTENTION):
+            paged_attention(
+                query,
+                keys,
+                values,
+                layer,
+                self.table,
+                self.partials,
+                self.tile,
+                scale=self._store.layout.shape.scale,
+                window=self._window,
+            )
+            output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+            fixed_scale = None if values.fixed_scale is None else values.fixed_scale[layer]
+            merge_partials(self.partials, self.table, output, fixed_scale)
         return output
 
 
@@ -91,6 +93,8 @@ class TritonAttention:
         self._store = store
         self._tile = tile
         self._attention: TableAttention | None = None
+        if store.listener is not None:
+            store.listener.planned(plan)
 
     def attend(
         self,
