@@ -6,48 +6,71 @@ import argparse
 import asyncio
 import random
 import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING
-
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from prefixcache_client.command_line import arguments as common
-from prefixcache_client.command_line.figures import Figure, figures_table, percentile
 from prefixcache_client.command_line.load_flags import (
     add_arrivals,
     add_target,
     arrivals_from,
+    positive,
     require_target_flags,
     target_from,
 )
-from prefixcache_client.command_line.output import console, share, write_result
+from prefixcache_client.command_line.load_progress import LoadProgress
+from prefixcache_client.command_line.output import console
+from prefixcache_client.command_line.ramp_table import ramp_table
 from prefixcache_client.errors import PrefixCacheClientError
-from prefixcache_client.load.measurement import Measurement, RequestResult
-from prefixcache_client.load.ramp import was_answered
+from prefixcache_client.load.measurement import Measurement
+from prefixcache_client.load.ramp import Ramp
+from prefixcache_client.load.report.csv_file import write_csv
+from prefixcache_client.load.report.html_page import write_html
+from prefixcache_client.load.report.json_file import write_measurement
+from prefixcache_client.load.report.slo import Slo
+from prefixcache_client.load.report.summary import summarize
+from prefixcache_client.load.report.terminal import summary_view
 from prefixcache_client.load.runner import Runner
+from prefixcache_client.load.workloads import Agents, Chat, RecordedTrace, SharedPrefix, Tenants, TextSessions
 from prefixcache_client.load.workloads.flags import add_workload_flags, workload_from
-from prefixcache_client.load.workloads.shared_prefix import SharedPrefix
 
 if TYPE_CHECKING:
     from prefixcache_client.command_line.arguments import Subparsers
+    from prefixcache_client.load.arrivals import Arrivals
 
-WORKLOADS = {"shared-prefix": SharedPrefix}
+WORKLOADS: dict[str, tuple[type[Any], str]] = {
+    "shared-prefix": (SharedPrefix, "groups of users, each with a system prompt in common"),
+    "chat": (Chat, "conversations of several turns"),
+    "agents": (Agents, "agents that hand parts of their tasks to sub-agents"),
+    "tenants": (Tenants, "tenants of very different size"),
+    "trace": (RecordedTrace, "repeat a recorded trace"),
+    "text-sessions": (TextSessions, "repeat recorded conversations"),
+}
+
+_EXIT_INTERRUPTED = 130
+_DEFAULT_REQUESTS = 64
+"""Of a workload without end that nobody gave one."""
+_SLO_FIELDS = {
+    "first-token": "first_token_seconds",
+    "per-token": "seconds_per_token",
+    "total": "total_seconds",
+}
 
 
 def add_parser(subparsers: Subparsers) -> None:
     """`bench`, and below it one subcommand for each workload."""
     bench = subparsers.add_parser("bench", help="put load on a server and measure it")
     loads = bench.add_subparsers(dest="workload", metavar="WORKLOAD", required=True)
-    for name, workload in WORKLOADS.items():
-        doc = workload.__doc__ or ""
-        parser = loads.add_parser(name, help=doc.partition("\n")[0], description=doc)
+    for name, (workload, help_) in WORKLOADS.items():
+        parser = loads.add_parser(name, help=help_, description=workload.__doc__)
         add_workload_flags(parser, workload)
         add_arrivals(parser)
         add_target(parser)
-        common.add_json(parser)
+        _add_report(parser)
         parser.set_defaults(run=run, error=parser.error, workload_class=workload)
 
 
@@ -57,66 +80,50 @@ def run(arguments: argparse.Namespace) -> int:
     Raises PrefixCacheClientError, after the report, when a request failed.
     """
     require_target_flags(arguments)
-    measurement, refusals = asyncio.run(_measure(arguments))
-    write_result(_figures(measurement), arguments.json, partial(figures_table, title=arguments.workload))
+    _require_new_files(arguments)
+    measurement, arrivals, refusals = asyncio.run(_measure(arguments))
+    _report(arguments, measurement, arrivals)
     if measurement.was_interrupted:
-        return 130
+        return _EXIT_INTERRUPTED
     if refusals:
         raise PrefixCacheClientError(_failures(measurement, refusals))
     return 0
 
 
-async def _measure(arguments: argparse.Namespace) -> tuple[Measurement, dict[str, str]]:
-    """What came of the load, and the sentence that came with each kind of failure."""
+async def _measure(arguments: argparse.Namespace) -> tuple[Measurement, Arrivals, dict[str, str]]:
+    """What came of the load, how it was sent, and the first sentence that came with each kind of failure."""
     seed = random.randrange(2**32) if arguments.seed is None else arguments.seed
     target = target_from(arguments)
     try:
-        workload = workload_from(arguments, arguments.workload_class, seed=seed)
+        try:
+            workload = workload_from(arguments, arguments.workload_class, seed=seed)
+        except ValueError as error:  # settings that do not go together
+            arguments.error(str(error))
         workload = workload.fitted_to(await target.describe())
-        arrivals = arrivals_from(arguments, workload, seed=seed, keeps=was_answered)
-        total = arguments.requests if arguments.duration is None else None
-        with _LoadProgress(total, to_stderr=arguments.json == "-") as progress:
+        for note in getattr(workload, "notes", ()):
+            print(note, file=sys.stderr)
+        arrivals = arrivals_from(arguments, workload, seed=seed, keeps=arguments.slo.is_kept)
+        max_requests = arguments.requests
+        is_endless = workload.num_sessions is None and arguments.duration is None
+        if is_endless and max_requests is None and not isinstance(arrivals, Ramp):
+            max_requests = _DEFAULT_REQUESTS
+        with LoadProgress(
+            num_requests=max_requests,
+            duration_seconds=arguments.duration,
+            to_stderr=arguments.json == "-",
+        ) as progress:
             runner = Runner(
                 workload,
                 target,
                 arrivals,
                 duration_seconds=arguments.duration,
-                max_requests=arguments.requests,
+                max_requests=max_requests,
                 on_result=progress.note,
             )
             with _interrupting(runner):
-                return await runner.run(), runner.refusals
+                return await runner.run(), arrivals, runner.refusals
     finally:
         await target.close()
-
-
-class _LoadProgress:
-    """A bar on the terminal: how many were answered, and how many were not."""
-
-    def __init__(self, num_requests: int | None, *, to_stderr: bool) -> None:
-        screen = console(stderr=to_stderr)
-        self._progress = Progress(
-            TextColumn("{task.fields[ended]:,} answered, {task.fields[failed]:,} failed"),
-            BarColumn(),
-            TimeElapsedColumn(),
-            console=screen,
-            transient=True,
-            disable=not screen.is_terminal,
-        )
-        self._bar = self._progress.add_task("", total=num_requests, ended=0, failed=0)
-        self._counts: Counter[bool] = Counter()
-
-    def __enter__(self) -> _LoadProgress:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def note(self, result: RequestResult) -> None:
-        """One more request has ended."""
-        self._counts[result.error is None] += 1
-        self._progress.update(self._bar, advance=1, ended=self._counts[True], failed=self._counts[False])
 
 
 @contextmanager
@@ -128,7 +135,6 @@ def _interrupting(runner: Runner) -> Iterator[None]:
 
     def interrupt() -> None:
         runner.interrupt()
-        loop.remove_signal_handler(signal.SIGINT)
         loop.add_signal_handler(signal.SIGINT, load.cancel)
 
     loop.add_signal_handler(signal.SIGINT, interrupt)
@@ -138,27 +144,56 @@ def _interrupting(runner: Runner) -> Iterator[None]:
         loop.remove_signal_handler(signal.SIGINT)
 
 
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    """What is judged, and where it is written."""
+    group = parser.add_argument_group("report")
+    group.add_argument(
+        "--slo",
+        type=slo,
+        default=Slo(),
+        metavar="LIMITS",
+        help="what a good answer keeps, in seconds, such as first-token=0.2,per-token=0.05,total=5; any of them",
+    )
+    common.add_json(group)
+    group.add_argument("--csv", type=common.file_path, metavar="FILE", help="a line for each request")
+    group.add_argument("--html", type=common.file_path, metavar="FILE", help="one page with charts")
+    group.add_argument("--force", action="store_true", help="replace files that exist")
+
+
+def slo(value: str) -> Slo:
+    """Limits by their names."""
+    limits = {}
+    for part in value.split(","):
+        name, _, seconds = part.partition("=")
+        if name not in _SLO_FIELDS or _SLO_FIELDS[name] in limits:
+            raise argparse.ArgumentTypeError(f"must be of first-token=S,per-token=S,total=S, got {value!r}")
+        limits[_SLO_FIELDS[name]] = positive(seconds)
+    return Slo(**limits)
+
+
+def _require_new_files(arguments: argparse.Namespace) -> None:
+    """Raise PrefixCacheClientError for a report file that exists, unless it may be replaced."""
+    for path in (arguments.json, arguments.csv, arguments.html):
+        if path not in (None, "-") and Path(path).exists() and not arguments.force:
+            raise PrefixCacheClientError(f"{path} exists: name another file, or replace it with --force")
+
+
+def _report(arguments: argparse.Namespace, measurement: Measurement, arrivals: Arrivals) -> None:
+    summary = summarize(measurement, arguments.slo)
+    if arguments.json != "-":
+        console().print(summary_view(summary))
+        if isinstance(arrivals, Ramp):
+            console().print(ramp_table(arrivals, measurement.results))
+    if arguments.json is not None:
+        write_measurement(measurement, summary, arguments.json)
+    if arguments.csv is not None:
+        write_csv(measurement, arguments.csv)
+    if arguments.html is not None:
+        write_html(measurement, summary, arguments.html)
+
+
 def _failures(measurement: Measurement, refusals: dict[str, str]) -> str:
     """One sentence on the requests that failed."""
     counts = Counter(result.error for result in measurement.results if result.error is not None)
     reasons = "; ".join(f"{count:,} x {code}: {refusals[code]}" for code, count in counts.most_common())
     return f"{counts.total():,} of {len(measurement.results):,} requests failed: {reasons}"
-
-
-def _figures(measurement: Measurement) -> list[Figure]:
-    """The figures of the table."""
-    answered = [result for result in measurement.results if result.error is None]
-    prompt = sum(result.prompt_tokens for result in answered)
-    cached = sum(result.cached_tokens or 0 for result in answered)
-    output = sum(result.output_tokens for result in answered)
-    firsts = [seconds for result in answered if (seconds := result.first_token_seconds) is not None]
-    return [
-        Figure("requests answered", len(answered), "", note=f"of {len(measurement.results)}"),
-        *(
-            Figure(f"first token p{percent}", percentile(firsts, percent), "s")
-            for percent in (50, 90, 99)
-            if firsts
-        ),
-        Figure("output", output / max(measurement.seconds, 1e-9), "tokens/s", note=f"{output:,} tokens"),
-        Figure("prompt tokens cached", cached, "tokens", note=f"{share(cached, prompt)} of {prompt:,}"),
-    ]
