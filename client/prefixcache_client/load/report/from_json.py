@@ -15,7 +15,7 @@ class JsonError(ValueError):
 
 
 def from_json(kind: type[T], value: Any, name: str) -> T:
-    """The value as `kind`: a dataclass of plain values, unions, dictionaries, tuples of one kind, and dataclasses.
+    """The value as `kind`: a dataclass of plain values, unions, dictionaries, tuples and other dataclasses.
 
     Passes over what the value has beyond the fields. Raises JsonError, which calls the value `name`. O(size).
     """

@@ -242,8 +242,8 @@ def _notes(
         yield "The server was started anew during the load: what it counted is left out."
     if server is not None and server.finished_requests > num_answered:
         yield (
-            f"The server finished {server.finished_requests:,} requests meanwhile, and {num_answered:,} of this"
-            " load were answered: its figures are those of all."
+            f"The server finished {server.finished_requests:,} requests meanwhile, {num_answered:,} of them"
+            " answers of this load: its figures are those of all."
         )
 
 

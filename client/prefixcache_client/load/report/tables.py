@@ -15,6 +15,9 @@ from prefixcache_client.load.report.units import NONE, number, seconds, share
 MOST_PARTS = 20
 """Tenants or turns that get a row."""
 
+NO_NAME = "(none)"
+"""How a tenant without a name is called."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReportTable:
@@ -70,6 +73,11 @@ def settings_table(measurement: Measurement) -> ReportTable:
             for name, value in settings.items()
         ),
     )
+
+
+def is_text(table: ReportTable, column: int) -> bool:
+    """Whether a column has words, not numbers."""
+    return column == 0 or any(row[column][:1].isalpha() for row in table.rows)
 
 
 def limits(slo: Slo) -> str:
@@ -160,7 +168,7 @@ def _part_table(title: str, parts: Sequence[Part]) -> ReportTable:
         ),
         tuple(
             (
-                part.name or "(none)",
+                part.name or NO_NAME,
                 number(part.num_requests),
                 number(part.num_answered),
                 _p50(part.latencies.first_token),

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prefixcache_client.load.report.summary import Summary
-from prefixcache_client.load.report.tables import ReportTable, report_tables
+from prefixcache_client.load.report.tables import ReportTable, is_text, report_tables
 
 
 def summary_view(summary: Summary) -> Group:
@@ -30,8 +30,7 @@ def table_view(table: ReportTable) -> Table:
         show_header=any(table.headings),
     )
     for i, heading in enumerate(table.headings):
-        is_text = i == 0 or any(row[i][:1].isalpha() for row in table.rows)
-        view.add_column(Text(heading), justify="left" if is_text else "right")
+        view.add_column(Text(heading), justify="left" if is_text(table, i) else "right")
     for row in table.rows:
         view.add_row(*map(Text, row))
     return view
