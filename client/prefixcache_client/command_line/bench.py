@@ -152,7 +152,7 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
         type=slo,
         default=Slo(),
         metavar="LIMITS",
-        help="what a good answer keeps, in seconds, such as first-token=0.2,per-token=0.05,total=5; any of them",
+        help="what a good answer keeps, in seconds, or a part: first-token=0.2,per-token=0.05,total=5",
     )
     common.add_json(group)
     group.add_argument("--csv", type=common.file_path, metavar="FILE", help="a line for each request")

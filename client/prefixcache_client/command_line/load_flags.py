@@ -13,7 +13,7 @@ from prefixcache_client.command_line import arguments as common
 from prefixcache_client.load.arrivals import Arrivals, Bursts, ClosedLoop, ConstantRate, Planned, Poisson
 from prefixcache_client.load.grpc_target import GrpcTarget
 from prefixcache_client.load.measurement import RequestResult
-from prefixcache_client.load.openai_target import OpenAITarget, checked_url
+from prefixcache_client.load.openai_url import checked_url
 from prefixcache_client.load.ramp import Ramp
 from prefixcache_client.load.runner import MAX_IN_FLIGHT
 from prefixcache_client.load.session import Workload
@@ -132,6 +132,8 @@ def target_from(arguments: argparse.Namespace) -> Target:
         keys = read_tenant_keys(arguments.key_file, api_key=arguments.api_key)
     if not is_http(address):
         return GrpcTarget(address, keys=keys, tls=tls, deadline=arguments.deadline)
+    from prefixcache_client.load.openai_target import OpenAITarget  # loads aiohttp, which takes its time
+
     return OpenAITarget(address, model=arguments.model, keys=keys, tls=tls, deadline=arguments.deadline)
 
 

@@ -25,10 +25,6 @@ def ramp_table(ramp: Ramp, results: Sequence[RequestResult]) -> Table:
     for column in table.columns:
         column.justify = "right"
     for step in steps:
-        table.add_row(
-            f"{step.rate:g}/s",
-            f"{step.num_offered:,}",
-            f"{step.num_kept:,}",
-            share(step.num_kept, step.num_offered),
-        )
+        offered, kept = f"{step.num_offered:,}", f"{step.num_kept:,}"
+        table.add_row(f"{step.rate:g}/s", offered, kept, share(step.num_kept, step.num_offered))
     return table

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import time
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 
 from prefixcache_client.cache_answers import Stats
 from prefixcache_client.errors import PrefixCacheClientError, UnavailableError
+from prefixcache_client.load.openai_url import checked_url
 from prefixcache_client.load.sse_answer import SseAnswer
 from prefixcache_client.load.target import Answered, Refused
 from prefixcache_client.load.tenant_keys import TenantKeys
@@ -150,19 +150,6 @@ class OpenAITarget:
         raise PrefixCacheClientError(
             f"{self._url}: what answers there is no OpenAI-compatible server: /v1/models lists no models"
         )
-
-
-def checked_url(url: str) -> str:
-    """The URL without /v1. Raises ValueError unless it is http://HOST:PORT or https://HOST:PORT."""
-    parts = urlsplit(url)
-    path = parts.path.rstrip("/")
-    try:
-        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # the port is no number, or too large
-        is_url = False
-    if not is_url or path not in ("", "/v1") or parts.query or parts.fragment or parts.username:
-        raise ValueError(f"must be http://HOST:PORT or https://HOST:PORT, got {url!r}")
-    return f"{parts.scheme}://{parts.netloc}"
 
 
 async def _read_answer(response: aiohttp.ClientResponse, prompt: Prompt) -> Answered:
