@@ -33,7 +33,7 @@ from prefixcache_client.load.report.html_page import write_html
 from prefixcache_client.load.report.json_file import write_measurement
 from prefixcache_client.load.report.slo import Slo
 from prefixcache_client.load.report.summary import summarize
-from prefixcache_client.load.report.terminal import summary_view
+from prefixcache_client.load.report.terminal import summary_view, table_view
 from prefixcache_client.load.runner import Runner
 from prefixcache_client.load.workloads import Agents, Chat, RecordedTrace, SharedPrefix, Tenants, TextSessions
 from prefixcache_client.load.workloads.flags import add_workload_flags, workload_from
@@ -183,7 +183,7 @@ def _report(arguments: argparse.Namespace, measurement: Measurement, arrivals: A
     if arguments.json != "-":
         console().print(summary_view(summary))
         if isinstance(arrivals, Ramp):
-            console().print(ramp_table(arrivals, measurement.results))
+            console().print(table_view(ramp_table(arrivals, measurement.results)))
     if arguments.json is not None:
         write_measurement(measurement, summary, arguments.json)
     if arguments.csv is not None:
