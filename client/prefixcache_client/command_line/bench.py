@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.progress import Progress
 
 from prefixcache_client.command_line import arguments as common
+from prefixcache_client.command_line import bench_compare
 from prefixcache_client.command_line.figures import figures_table
 from prefixcache_client.command_line.output import console, write_result
 from prefixcache_client.command_line.shared_prefix import SharedPrefixLoad
@@ -25,6 +26,7 @@ def add_parser(subparsers: Subparsers) -> None:
     """`bench shared-prefix`."""
     bench = subparsers.add_parser("bench", help="measure a running worker")
     loads = bench.add_subparsers(dest="load", metavar="LOAD", required=True)
+    bench_compare.add_parser(loads)
     parser = loads.add_parser(
         "shared-prefix",
         help="prompts with one common beginning, from several tenants",
