@@ -29,12 +29,14 @@ CONTRAST = """
   return [...document.querySelectorAll('h1,h2,p,dt,dd,li,th,td,figcaption,summary,caption,.bars span')]
     .filter(element => element.textContent.trim())
     .map(element => {
-      const [low, high] = [getComputedStyle(element).color, behind(element)].map(luminance).sort((a, b) => a - b);
-      return (high + 0.05) / (low + 0.05);
+      const both = [getComputedStyle(element).color, behind(element)].map(luminance);
+      return (Math.max(...both) + 0.05) / (Math.min(...both) + 0.05);
     });
 }
 """
 """The contrast of each text with what is behind it, as WCAG 2 defines it."""
+
+LONG_NAME = "a tenant with a long name that has words, and one that is longer: " + "x" * 60
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +54,7 @@ def page_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
             answered(
                 session=i,
                 turn=i % 3,
-                tenant=("acme", "a tenant with a very long name indeed, and a-very-long-word-" + "x" * 60)[
-                    i % 2
-                ],
+                tenant=("acme", LONG_NAME)[i % 2],
                 planned=i / 20,
                 first_token_seconds=0.05 + i % 11 / 40,
                 gaps=(0.02,) * (i % 9),
