@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prefixcache_client.command_line import arguments as common
+from prefixcache_client.command_line import bench_compare
 from prefixcache_client.command_line.load_flags import (
     add_arrivals,
     add_target,
@@ -62,7 +63,7 @@ _SLO_FIELDS = {
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """`bench`, and below it one subcommand for each workload."""
+    """`bench`, and below it one subcommand for each workload and `compare`."""
     bench = subparsers.add_parser("bench", help="put load on a server and measure it")
     loads = bench.add_subparsers(dest="workload", metavar="WORKLOAD", required=True)
     for name, (workload, help_) in WORKLOADS.items():
@@ -72,6 +73,7 @@ def add_parser(subparsers: Subparsers) -> None:
         add_target(parser)
         _add_report(parser)
         parser.set_defaults(run=run, error=parser.error, workload_class=workload)
+    bench_compare.add_parser(loads)
 
 
 def run(arguments: argparse.Namespace) -> int:

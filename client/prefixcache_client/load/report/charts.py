@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from prefixcache_client.load.measurement import Measurement, RequestResult
 from prefixcache_client.load.report.chart import Axis, Chart, Point, Series
 from prefixcache_client.load.report.timeline import Interval, timeline
-from prefixcache_client.load.report.units import number, seconds
+from prefixcache_client.load.report.units import short_number, short_seconds
 
 _MOST_DOTS = 1_000
 _CURVE_POINTS = 200
@@ -17,14 +18,17 @@ def report_charts(measurement: Measurement) -> tuple[Chart, ...]:
     """Those that have at least one point."""
     answered = [result for result in measurement.results if result.error is None]
     intervals = timeline(measurement)
-    by_time = Axis(label="seconds since the load began", text=number, least=0.0, most=measurement.seconds)
+    by_time = Axis(
+        label="seconds since the load began", text=short_number, least=0.0, most=measurement.seconds
+    )
+    by_plan = replace(by_time, label="planned for, in seconds since the load began")
     has_failures = len(answered) < len(measurement.results)
     charts = (
         _latency_curves(answered),
         Chart(
-            title="First token, by the planned moment",
-            x=by_time,
-            y=Axis(label="seconds", text=seconds, least=0.0),
+            title="First token",
+            x=by_plan,
+            y=Axis(label="seconds", text=short_seconds, least=0.0),
             series=(
                 Series("each request", thinned(_first_tokens(answered), _MOST_DOTS), "dots"),
                 Series(
@@ -36,7 +40,7 @@ def report_charts(measurement: Measurement) -> tuple[Chart, ...]:
         Chart(
             title="Requests per second",
             x=by_time,
-            y=Axis(label="per second", text=number, least=0.0),
+            y=Axis(label="per second", text=short_number, least=0.0),
             series=(
                 Series("planned", _line(intervals, lambda i: i.planned_per_second), "dashed"),
                 Series("answered", _line(intervals, lambda i: i.answered_per_second)),
@@ -50,18 +54,18 @@ def report_charts(measurement: Measurement) -> tuple[Chart, ...]:
         Chart(
             title="Output tokens per second",
             x=by_time,
-            y=Axis(label="per second", text=number, least=0.0),
+            y=Axis(label="per second", text=short_number, least=0.0),
             series=(Series("tokens", _line(intervals, lambda i: i.output_tokens_per_second), "area"),),
         ),
         Chart(
             title="Requests in flight",
             x=by_time,
-            y=Axis(label="requests", text=number, least=0.0),
+            y=Axis(label="requests", text=short_number, least=0.0),
             series=(Series("on average", _line(intervals, lambda i: i.in_flight), "area"),),
         ),
         Chart(
-            title="Cached share of the prompts, by the planned moment",
-            x=by_time,
+            title="Cached share of the prompts",
+            x=by_plan,
             y=Axis(label="share", text=_percent, least=0.0, most=1.0),
             series=(Series("cached", _line(intervals, lambda i: i.cached_share), "area"),),
         ),
@@ -71,8 +75,8 @@ def report_charts(measurement: Measurement) -> tuple[Chart, ...]:
 
 def _latency_curves(answered: Sequence[RequestResult]) -> Chart:
     return Chart(
-        title="Share of requests that took at most so long",
-        x=Axis(label="time (logarithmic)", text=seconds, is_logarithmic=True),
+        title="Share of answers within a time",
+        x=Axis(label="time (logarithmic)", text=short_seconds, is_logarithmic=True),
         y=Axis(label="share", text=_percent, least=0.0, most=1.0),
         series=(
             Series("first token", _curve(result.first_token_seconds for result in answered)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -29,15 +29,17 @@ def distribution(values: Iterable[float]) -> Distribution | None:
     ordered = sorted(values)
     if not ordered:
         return None
-    if len(ordered) == 1:
-        percentiles = ordered * 99
-    else:
-        percentiles = statistics.quantiles(ordered, n=100, method="inclusive")
     return Distribution(
         count=len(ordered),
         mean=statistics.fmean(ordered),
-        p50=percentiles[49],
-        p90=percentiles[89],
-        p99=percentiles[98],
+        p50=_percentile(ordered, 50),
+        p90=_percentile(ordered, 90),
+        p99=_percentile(ordered, 99),
         max=ordered[-1],
     )
+
+
+def _percentile(ordered: Sequence[float], percent: int) -> float:
+    below, hundredths = divmod(percent * (len(ordered) - 1), 100)
+    low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
+    return min(low + (high - low) * hundredths / 100, high)  # rounding must not carry it beyond

@@ -16,8 +16,9 @@ from prefixcache_client.load.report.tables import (
     NO_NAME,
     ReportTable,
     is_text,
-    report_tables,
+    part_table,
     settings_table,
+    whole_tables,
 )
 from prefixcache_client.load.report.units import NONE, number, seconds, share
 
@@ -36,10 +37,10 @@ def html_page(measurement: Measurement, summary: Summary) -> str:
     workload = str(measurement.workload.get("workload", measurement.workload.get("name", "load")))
     address = str(measurement.target.get("address", ""))
     title = f"{workload} on {address}" if address else workload
-    tables = (*report_tables(summary), settings_table(measurement))
+    tables = (*whole_tables(summary), settings_table(measurement))
     main = (
         *_charts(report_charts(measurement)),
-        *_bars(summary),
+        *_parts(summary),
         "<h2>Figures</h2>",
         '<div class="tables">',
         *map(_table_card, tables),
@@ -73,9 +74,9 @@ def _header(measurement: Measurement, summary: Summary) -> Iterator[str]:
 def _tiles(summary: Summary) -> Iterator[tuple[str, str, str]]:
     latencies, throughput, tokens = summary.latencies, summary.throughput, summary.tokens
     for name, values in (
-        ("First token, p50", latencies.first_token),
-        ("Time per token, p50", latencies.per_token),
-        ("End to end, p50", latencies.total),
+        ("First token p50", latencies.first_token),
+        ("Per token p50", latencies.per_token),
+        ("End to end p50", latencies.total),
     ):
         yield (
             name,
@@ -83,16 +84,16 @@ def _tiles(summary: Summary) -> Iterator[tuple[str, str, str]]:
             f"p99 {seconds(values.p99 if values else None)}",
         )
     yield (
-        "Requests per second",
+        "Requests /s",
         number(throughput.requests_per_second if throughput else None),
         f"{number(summary.sending.planned_per_second)} planned",
     )
     yield (
-        "Output tokens per second",
+        "Output tokens /s",
         number(throughput.output_tokens_per_second if throughput else None),
         f"{number(tokens.output)} in all",
     )
-    yield "Prompt tokens cached", share(tokens.cached_share), f"of {number(tokens.prompt)}"
+    yield "Prompts cached", share(tokens.cached_share), f"of {number(tokens.prompt)} tokens"
     if summary.goodput is not None:
         yield (
             "Within the limits",
@@ -139,23 +140,23 @@ def _chart_table(chart: Chart) -> Iterator[str]:
     yield "</div></details>"
 
 
-def _bars(summary: Summary) -> Iterator[str]:
+def _parts(summary: Summary) -> Iterator[str]:
     for what, parts in (("tenant", summary.tenants), ("turn", summary.turns)):
         if len(parts) < 2:
             continue
         shown = parts[:MOST_PARTS]
         yield f"<h2>By {what}</h2>"
         yield '<div class="charts">'
+        yield from _bar_figure("First token, p50", shown, _first_token_p50, seconds)
         yield from _bar_figure(
-            f"First token, p50, by {what}",
-            shown,
-            lambda part: part.latencies.first_token.p50 if part.latencies.first_token else None,
-            seconds,
-        )
-        yield from _bar_figure(
-            f"Prompt tokens cached, by {what}", shown, lambda part: part.tokens.cached_share, share, full=1.0
+            "Cached share of the prompts", shown, lambda part: part.tokens.cached_share, share, full=1.0
         )
         yield "</div>"
+        yield _table_card(part_table(what, parts))
+
+
+def _first_token_p50(part: Part) -> float | None:
+    return part.latencies.first_token.p50 if part.latencies.first_token else None
 
 
 def _bar_figure(

@@ -243,7 +243,7 @@ def _notes(
     if server is not None and server.finished_requests > num_answered:
         yield (
             f"The server finished {server.finished_requests:,} requests meanwhile, {num_answered:,} of them"
-            " answers of this load: its figures are those of all."
+            " for this load: its figures are those of all."
         )
 
 

@@ -10,7 +10,7 @@ from prefixcache_client.load.report.distribution import Distribution
 from prefixcache_client.load.report.server_side import ServerFigures
 from prefixcache_client.load.report.slo import Slo
 from prefixcache_client.load.report.summary import Latencies, Part, Sending, Summary
-from prefixcache_client.load.report.units import NONE, number, seconds, share
+from prefixcache_client.load.report.units import NONE, number, seconds, share, short_seconds
 
 MOST_PARTS = 20
 """Tenants or turns that get a row."""
@@ -29,33 +29,72 @@ class ReportTable:
     remark: str = ""
 
 
-def report_tables(summary: Summary) -> tuple[ReportTable, ...]:
-    """Those that have something to say, the most important first."""
+def whole_tables(summary: Summary) -> tuple[ReportTable, ...]:
+    """Of all requests together: those that have something to say, the most important first."""
     tables = [
         ReportTable(
             "Latency",
-            ("of answered requests", "mean", "p50", "p90", "p99", "max", "count"),
+            ("answered requests", "mean", "p50", "p90", "p99", "max", "count"),
             tuple(_latency_rows(summary.latencies)),
         ),
         ReportTable("Load", ("", "", ""), tuple(_load_rows(summary))),
+        ReportTable(
+            "Failures",
+            ("code", "requests", "of all"),
+            tuple(
+                (code, number(count), share(count / summary.num_requests))
+                for code, count in summary.failures.items()
+            ),
+        ),
     ]
-    if summary.failures:
-        tables.append(
-            ReportTable(
-                "Failures",
-                ("code", "requests", "of all"),
-                tuple(
-                    (code, number(count), share(count / summary.num_requests))
-                    for code, count in summary.failures.items()
-                ),
-            )
-        )
-    for title, parts in (("tenant", summary.tenants), ("turn", summary.turns)):
-        if len(parts) > 1:
-            tables.append(_part_table(title, parts))
     if summary.server is not None:
         tables += [_server_table(summary, summary.server), _server_latency_table(summary.server)]
     return tuple(table for table in tables if table.rows)
+
+
+def part_tables(summary: Summary) -> tuple[ReportTable, ...]:
+    """By tenant and by turn, where there are several."""
+    parts = (("tenant", summary.tenants), ("turn", summary.turns))
+    return tuple(part_table(what, of_it) for what, of_it in parts if len(of_it) > 1)
+
+
+def part_table(what: str, parts: Sequence[Part]) -> ReportTable:
+    """A row for each of the first `MOST_PARTS`; `what` is what tells them apart."""
+    has_goodput = any(part.goodput is not None for part in parts)
+    left_out = parts[MOST_PARTS:]
+    return ReportTable(
+        f"By {what}",
+        (
+            what,
+            "requests",
+            "answered",
+            "first p50",
+            "first p99",
+            "token p50",
+            "total p50",
+            "total p99",
+            "cached",
+            *(("good",) if has_goodput else ()),
+        ),
+        tuple(
+            (
+                part.name or NO_NAME,
+                number(part.num_requests),
+                number(part.num_answered),
+                _p50(part.latencies.first_token),
+                _p99(part.latencies.first_token),
+                _p50(part.latencies.per_token),
+                _p50(part.latencies.total),
+                _p99(part.latencies.total),
+                share(part.tokens.cached_share),
+                *((share(part.goodput.share if part.goodput else None),) if has_goodput else ()),
+            )
+            for part in parts[:MOST_PARTS]
+        ),
+        f"and {len(left_out):,} more with {sum(part.num_requests for part in left_out):,} requests"
+        if left_out
+        else "",
+    )
 
 
 def settings_table(measurement: Measurement) -> ReportTable:
@@ -144,47 +183,9 @@ def _sending_rows(sending: Sending) -> Iterator[tuple[str, str, str]]:
         yield (
             "sent late",
             number(sending.num_late),
-            f"by more than {seconds(sending.late_tolerance_seconds)};"
+            f"by more than {short_seconds(sending.late_tolerance_seconds)};"
             f" p99 {seconds(sending.late.p99)}, at most {seconds(sending.late.max)}",
         )
-
-
-def _part_table(title: str, parts: Sequence[Part]) -> ReportTable:
-    has_goodput = any(part.goodput is not None for part in parts)
-    left_out = parts[MOST_PARTS:]
-    return ReportTable(
-        f"By {title}",
-        (
-            title,
-            "requests",
-            "answered",
-            "first p50",
-            "first p99",
-            "token p50",
-            "total p50",
-            "total p99",
-            "cached",
-            *(("good",) if has_goodput else ()),
-        ),
-        tuple(
-            (
-                part.name or NO_NAME,
-                number(part.num_requests),
-                number(part.num_answered),
-                _p50(part.latencies.first_token),
-                _p99(part.latencies.first_token),
-                _p50(part.latencies.per_token),
-                _p50(part.latencies.total),
-                _p99(part.latencies.total),
-                share(part.tokens.cached_share),
-                *((share(part.goodput.share if part.goodput else None),) if has_goodput else ()),
-            )
-            for part in parts[:MOST_PARTS]
-        ),
-        f"and {len(left_out):,} more with {sum(part.num_requests for part in left_out):,} requests"
-        if left_out
-        else "",
-    )
 
 
 def _server_table(summary: Summary, server: ServerFigures) -> ReportTable:
@@ -205,7 +206,7 @@ def _server_table(summary: Summary, server: ServerFigures) -> ReportTable:
         ("waits for the same prompt", server.followed),
         ("blocks copied on write", server.copied_blocks),
         ("blocks evicted", server.evicted_blocks),
-        *((f"  {eviction.cause}", eviction.num_blocks) for eviction in server.evictions),
+        *((f"for {eviction.cause}", eviction.num_blocks) for eviction in server.evictions),
     )
     return ReportTable(
         "Client and server",

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from prefixcache_client.load.report.summary import Summary
-from prefixcache_client.load.report.tables import ReportTable, is_text, report_tables
+from prefixcache_client.load.report.tables import ReportTable, is_text, part_tables, whole_tables
 
 
 def summary_view(summary: Summary) -> Group:
     """The tables, below them what to know before relying on them. Texts are never read as markup."""
-    parts: list[RenderableType] = [table_view(table) for table in report_tables(summary)]
-    parts += [Text(note, style="yellow") for note in summary.notes]
-    return Group(*parts)
+    tables = (*whole_tables(summary), *part_tables(summary))
+    return Group(*map(table_view, tables), *(Text(note, style="yellow") for note in summary.notes))
 
 
 def table_view(table: ReportTable) -> Table:

@@ -18,6 +18,12 @@ def seconds(duration: float | None) -> str:
     return f"{number(duration * 1e6)} µs"
 
 
+def short_seconds(duration: float) -> str:
+    """A round duration, as beside an axis: `50 ms`, not `50.0 ms`."""
+    value, _, unit = seconds(duration).partition(" ")
+    return f"{short_number(float(value.replace(',', '')))} {unit}"
+
+
 def number(value: float | None) -> str:
     """Three digits, more before the point where it has them: `0.0123`, `83.4`, `12,345`."""
     if value is None:
@@ -28,6 +34,11 @@ def number(value: float | None) -> str:
     rounded = round(value, digits)
     digits = 2 - math.floor(math.log10(abs(rounded)))  # 9.999 has become 10.0
     return f"{rounded:,.{max(digits, 0)}f}"
+
+
+def short_number(value: float) -> str:
+    """A round number, as beside an axis: `2.5`, `1,000`."""
+    return f"{value:,.10g}"
 
 
 def share(part: float | None) -> str:
