@@ -371,6 +371,16 @@ class TestServe:
         [command] = executed
         assert command[2:] == ["-m", "prefixcache_worker.keys_command", "add", "--tenant", "acme", "--help"]
 
+    def test_plan_becomes_the_worker_s_program_for_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        executed: list[list[str]] = []
+        monkeypatch.setattr(os, "execv", lambda path, argv: executed.append([path, *argv]) or sys.exit(0))
+
+        with pytest.raises(SystemExit):
+            command_line.main(["plan", "--memory", "24GiB", "--json", "-"])
+
+        [command] = executed
+        assert command[2:] == ["-m", "prefixcache_worker.plan_command", "--memory", "24GiB", "--json", "-"]
+
     def test_a_missing_extra_is_one_sentence_with_the_command(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -18,6 +18,7 @@ from prefixcache_client.command_line import (
     generate,
     health,
     keys,
+    plan,
     prefix,
     replay,
     reset,
@@ -34,6 +35,7 @@ from prefixcache_client.errors import PrefixCacheClientError
 _COMMANDS = (
     serve,
     keys,
+    plan,
     generate,
     chat,
     abort,
@@ -51,7 +53,7 @@ _COMMANDS = (
     bench,
     schemes,
 )
-_BECOME_THE_WORKERS = ("serve", "keys")
+_BECOME_THE_WORKERS = ("serve", "keys", "plan")
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
