@@ -141,3 +141,10 @@ def test_where_no_token_is_inside_a_block_nobody_can_diverge(prefix: int, block_
     workload = SharedPrefix(diverging=0.5, prefix_tokens=Amount.fixed(prefix))
     with pytest.raises(PrefixCacheClientError, match="no user can leave a prefix"):
         workload.fitted_to(SERVER | {"block_size": block_size})
+
+
+def test_a_vocabulary_that_is_too_small_is_refused() -> None:
+    with pytest.raises(
+        PrefixCacheClientError, match="a vocabulary of 8 tokens; to tell prompts apart, at least 16"
+    ):
+        SharedPrefix().fitted_to({"vocabulary_size": 8})
