@@ -32,18 +32,20 @@ class Limits:
     """Prompt and answer together; None: not known."""
     block_size: int = 16
 
-    def __post_init__(self) -> None:
-        if self.vocabulary_size < _LEAST_VOCABULARY:
-            raise ValueError(
-                f"prompts cannot be told apart with {self.vocabulary_size} tokens; "
-                f"a vocabulary of at least {_LEAST_VOCABULARY} is needed"
-            )
-
     @classmethod
     def of(cls, server: Mapping[str, str | int | float]) -> Limits:
-        """Those that a target's `describe` names: "vocabulary_size", "context_length" and "block_size"."""
+        """Those that a target's `describe` names: "vocabulary_size", "context_length" and "block_size".
+
+        Raises PrefixCacheClientError for a vocabulary of which no prompts can be made.
+        """
         names = ("vocabulary_size", "context_length", "block_size")
-        return cls(**{name: int(server[name]) for name in names if name in server})
+        limits = cls(**{name: int(server[name]) for name in names if name in server})
+        if limits.vocabulary_size < _LEAST_VOCABULARY:
+            raise PrefixCacheClientError(
+                f"the server has a vocabulary of {limits.vocabulary_size} tokens; to tell prompts apart, "
+                f"at least {_LEAST_VOCABULARY} are needed"
+            )
+        return limits
 
     def fits(self, prompt_tokens: int, output_tokens: int) -> bool:
         """Whether both fit into the context, as far as that is known."""
