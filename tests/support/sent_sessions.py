@@ -35,7 +35,7 @@ def sent_prompts(sessions: Iterable[Session], *, vocabulary_size: int = 1000) ->
 def num_cached_tokens(sent: Sequence[SentPrompt], *, block_size: int) -> list[int]:
     """How much of each prompt an endless cache has, by comparing it to all before.
 
-    A tenant reads what it wrote itself, and of what others wrote the whole public blocks.
+    A tenant reads what it wrote itself, and of what others wrote the blocks that are public as a whole.
     """
     cached = []
     for index, request in enumerate(sent):
@@ -43,8 +43,7 @@ def num_cached_tokens(sent: Sequence[SentPrompt], *, block_size: int) -> list[in
         for before in sent[:index]:
             common = num_common(request.prompt, before.written)
             if before.tenant != request.tenant:
-                public = min(before.num_public_tokens, request.num_public_tokens)
-                common = min(common, public // block_size * block_size)
+                common = min(common, before.num_public_tokens // block_size * block_size)
             longest = max(longest, common)
         cached.append(min(longest, len(request.prompt) - 1))
     return cached
