@@ -19,8 +19,8 @@ from prefixcache_client.command_line.load_flags import (
     add_arrivals,
     add_target,
     arrivals_from,
+    check_load_flags,
     positive,
-    require_target_flags,
     target_from,
 )
 from prefixcache_client.command_line.load_progress import LoadProgress
@@ -77,13 +77,17 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Send the load and report it. Returns 130 after Ctrl-C, with a report of what there was until then.
+    """Send the load and report it. Returns 130 after Ctrl-C, with a report of what there was until then, and
+    after a second one without.
 
     Raises PrefixCacheClientError, after the report, when a request failed.
     """
-    require_target_flags(arguments)
+    check_load_flags(arguments)
     _require_new_files(arguments)
-    measurement, arrivals, refusals = asyncio.run(_measure(arguments))
+    try:
+        measurement, arrivals, refusals = asyncio.run(_measure(arguments))
+    except asyncio.CancelledError:  # the second Ctrl-C
+        return _EXIT_INTERRUPTED
     _report(arguments, measurement, arrivals)
     if measurement.was_interrupted:
         return _EXIT_INTERRUPTED
@@ -137,6 +141,7 @@ def _interrupting(runner: Runner) -> Iterator[None]:
 
     def interrupt() -> None:
         runner.interrupt()
+        print("waiting for what is in flight; Ctrl-C again ends at once", file=sys.stderr, flush=True)
         loop.add_signal_handler(signal.SIGINT, load.cancel)
 
     loop.add_signal_handler(signal.SIGINT, interrupt)
