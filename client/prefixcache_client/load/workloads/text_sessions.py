@@ -19,6 +19,8 @@ from prefixcache_client.load.workloads.limits import Limits
 from prefixcache_client.load.workloads.recorded_calls import Call, read_calls, session_files
 from prefixcache_client.messages import Message, Prompt
 
+_REMEDY = "leave out what is too long (--clip)"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSessions:
@@ -124,7 +126,9 @@ class TextSessions:
             if not self.limits.fits(num_tokens, max_tokens):
                 if self.clip:
                     break
-                self.limits.require_room(f"a prompt of {self.recording}, estimated,", num_tokens, max_tokens)
+                self.limits.require_room(
+                    f"a prompt of {self.recording}, estimated,", num_tokens, max_tokens, remedy=_REMEDY
+                )
             continues = self.answers == "ours" and call.growth is not None
             turns.append(
                 Turn(
