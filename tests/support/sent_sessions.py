@@ -51,5 +51,11 @@ def num_cached_tokens(sent: Sequence[SentPrompt], *, block_size: int) -> list[in
 
 def num_common(one: Sequence[int], other: Sequence[int]) -> int:
     """The length of the longest common prefix."""
-    pairs = zip(one, other, strict=False)
-    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    common, most = 0, min(len(one), len(other))
+    while common < most:
+        middle = (common + most + 1) // 2
+        if one[common:middle] == other[common:middle]:
+            common = middle
+        else:
+            most = middle - 1
+    return common

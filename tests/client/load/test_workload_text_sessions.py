@@ -40,14 +40,17 @@ def said(turn: Turn) -> list[tuple[str, str]]:
 
 
 def test_a_call_that_goes_on_is_the_next_turn_behind_the_recorded_answer(tmp_path: Path) -> None:
-    """In the order of their times, and without the one that repeats the one before."""
+    """In the order of their times, and without the one that repeats the one before.
+
+    What was not answered and what was said then are one message.
+    """
     sent = turns(write_session(tmp_path))
 
     opening = [("user", "Hi!"), ("assistant", "Hello, what is it?"), ("user", " And then?\n")]
     assert [said(turn) for turn in sent] == [
         opening[:1],
         opening,
-        [*opening, ("user", "Well?")],
+        [*opening[:2], ("user", " And then?\nWell?")],
         [("user", "Another matter.")],
     ]
     assert not any(turn.continues for turn in sent)
@@ -115,6 +118,9 @@ def test_what_does_not_fit_is_refused_or_ends_its_session(tmp_path: Path) -> Non
     assert workload.notes == ("does not fit into the context: 1 of 3 calls",)
     (session,) = workload.sessions()
     assert len(session.turns) == 2
+
+    write_session(tmp_path, [(1, "x" * 400, "")], "b")
+    assert TextSessions(recording=tmp_path, clip=True).fitted_to({"context_length": 60}).num_sessions == 1
 
 
 def test_broken_lines_are_named_and_the_rest_runs(tmp_path: Path) -> None:

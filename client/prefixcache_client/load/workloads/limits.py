@@ -13,10 +13,12 @@ _LEAST_VOCABULARY = 16
 class PromptTooLongError(PrefixCacheClientError):
     """A workload has a prompt that cannot fit into the server's context."""
 
-    def __init__(self, what: str, *, prompt_tokens: int, output_tokens: int, context_length: int) -> None:
+    def __init__(
+        self, what: str, *, prompt_tokens: int, output_tokens: int, context_length: int, remedy: str
+    ) -> None:
         super().__init__(
             f"{what} may be {prompt_tokens:,} tokens long and have {output_tokens:,} generated, "
-            f"but the server's context is {context_length:,}: make it shorter, or serve a longer context"
+            f"but the server's context is {context_length:,}: {remedy}"
         )
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
@@ -51,12 +53,15 @@ class Limits:
         """Whether both fit into the context, as far as that is known."""
         return self.context_length is None or prompt_tokens + output_tokens <= self.context_length
 
-    def require_room(self, what: str, prompt_tokens: int, output_tokens: int) -> None:
-        """Raise PromptTooLongError unless both fit."""
+    def require_room(
+        self, what: str, prompt_tokens: int, output_tokens: int, *, remedy: str = "make it shorter"
+    ) -> None:
+        """Raise PromptTooLongError unless both fit. `remedy` is what a user can do about it."""
         if self.context_length is not None and not self.fits(prompt_tokens, output_tokens):
             raise PromptTooLongError(
                 what,
                 prompt_tokens=prompt_tokens,
                 output_tokens=output_tokens,
                 context_length=self.context_length,
+                remedy=remedy,
             )

@@ -32,7 +32,7 @@ class RecordedPrompts:
     def __init__(self, trace: Trace, prompts: Prompts, length_scale: float) -> None:
         """Blocks become `length_scale` times as long, at least a token; requires 1 for a trace of tokens.
 
-        Keeps 8 bytes for each block number, and the tokens of the latest 8,192 blocks.
+        Keeps a number for each block that it has seen, and the tokens of the latest 8,192.
         """
         assert length_scale == 1 or not trace.has_tokens
         self._has_tokens = trace.has_tokens

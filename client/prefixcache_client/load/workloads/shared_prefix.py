@@ -77,7 +77,7 @@ class SharedPrefix:
         prompts = self._prompts()
         for group in range(self.groups):
             shared = self._prefix(prompts, group)
-            own = prompts.run("warm-up", group, 1)
+            own = prompts.run(f"user-{group}", -1, 1)  # unlike that of any user
             turns = (Turn(prompt=prompts.opening(shared, own), max_tokens=1),)
             for tenant in range(self.tenants if self.private else 1):
                 yield self._session(prompts, turns, tenant, num_shared_tokens=len(shared))
