@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import os
 import sys
@@ -57,6 +58,7 @@ async def _send(address: str, arrivals: Arrivals, seconds: float) -> Load:
         suffix_tokens=Amount.fixed(8),
         output_tokens=Amount.fixed(OUTPUT_TOKENS),
     )
+    gc.freeze()  # as the command does
     target = GrpcTarget(address)
     try:
         runner = Runner(workload, target, arrivals, duration_seconds=seconds)
