@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -176,11 +179,16 @@ async def test_more_requests_than_a_connection_takes_open_another_one(
 ) -> None:
     """gRPC would hold back the others without a word."""
     monkeypatch.setattr("prefixcache_client.load.grpc_target._CALLS_PER_CHANNEL", 2)
-    async with target(worker.address) as made:
-        channels = []
-        for _ in range(5):
-            channel = made._free_channel()
-            channel.num_calls += 1
-            channels.append(channel)
+    all_are_here = threading.Barrier(5)
+    connections: list[str] = []
 
-    assert [channels.index(channel) for channel in channels] == [0, 0, 2, 2, 4]
+    def wait_for_all(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        connections.append(context.peer())
+        all_are_here.wait(30)
+        yield completion()
+
+    worker.generate = wait_for_all
+    async with target(worker.address) as made:
+        await asyncio.gather(*(send(made) for _ in range(5)))
+
+    assert sorted(Counter(connections).values()) == [1, 2, 2]

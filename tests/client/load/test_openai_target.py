@@ -149,10 +149,13 @@ async def test_what_a_server_does_not_tell_is_not_made_up() -> None:
         told = await send(made)
         stub.events = (text_chunk("a"), text_chunk("b"), "[DONE]")
         untold = await send(made, (5, 6, 7))
+        stub.events = (text_chunk("a"), usage_chunk(prompt_tokens=None, prompt_tokens_details=5), "[DONE]")
+        odd = await send(made, "text")
 
     assert (told.prompt_tokens, told.cached_tokens, told.output_tokens) == (7, None, 3)
     assert (untold.prompt_tokens, untold.cached_tokens, untold.output_tokens) == (3, None, 2)
     assert len(untold.token_gaps) == 1
+    assert (odd.prompt_tokens, odd.cached_tokens, odd.output_tokens) == (0, None, 1)
 
 
 async def test_cached_tokens_and_thoughts_are_read_where_they_are() -> None:
@@ -177,6 +180,8 @@ async def test_cached_tokens_and_thoughts_are_read_where_they_are() -> None:
         ({"status": 429}, "429", "come again"),
         ({"status": 500}, "500", "come again"),
         ({"events": ANSWER}, "CONNECTION", "the answer ended before it was complete"),
+        ({"events": ({"choices": [5]},)}, "BAD_ANSWER", "is no chunk"),
+        ({"events": ("x" * 3_000_000,)}, "BAD_ANSWER", "an event is longer than 2,097,152 bytes"),
         ({"events": ("nonsense",)}, "BAD_ANSWER", "an event of the answer is no chunk: b'nonsense'"),
         ({"events": ({"error": {"code": 503, "message": "overloaded"}},)}, "503", "overloaded"),
     ],

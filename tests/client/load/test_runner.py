@@ -11,7 +11,7 @@ import pytest
 from support.scripted_target import ListedWorkload, ScriptedTarget, one_turn
 from support.virtual_time import run_in_virtual_time
 
-from prefixcache_client.errors import PrefixCacheClientError
+from prefixcache_client.errors import PrefixCacheClientError, UnavailableError
 from prefixcache_client.load.arrivals import Arrivals, Bursts, ClosedLoop, ConstantRate, Planned, Poisson
 from prefixcache_client.load.measurement import Measurement, RequestResult
 from prefixcache_client.load.runner import Runner
@@ -282,7 +282,7 @@ def test_sessions_of_an_endless_workload_are_made_as_they_are_sent() -> None:
     workload = ListedWorkload(listed=(one_turn((number,)) for number in numbers))
     send(workload, ScriptedTarget(), ConstantRate(rate=100), duration_seconds=10)
 
-    assert 1000 <= next(numbers) <= 1000 + 257
+    assert 1000 <= next(numbers) <= 1000 + 65
 
 
 def test_a_burst_is_sent_together() -> None:
@@ -293,6 +293,18 @@ def test_a_burst_is_sent_together() -> None:
     assert len(moments) == 100
     assert moments[:50] == pytest.approx([0] * 50, abs=ABOUT)
     assert moments[50:] == pytest.approx([5] * 50, abs=ABOUT)
+
+
+def test_a_server_that_goes_away_does_not_take_the_measurement_with_it() -> None:
+    class Gone(ScriptedTarget):
+        async def stats(self) -> None:
+            if self.sent:
+                raise UnavailableError("gone")
+
+    measurement = send(ListedWorkload(listed=[one_turn()]), Gone(), ConstantRate(rate=1))
+
+    assert len(measurement.results) == 1
+    assert measurement.stats_after is None
 
 
 def test_everybody_who_asks_is_told_of_each_result_once() -> None:
