@@ -104,8 +104,8 @@ def test_what_one_side_does_not_tell_is_not_compared() -> None:
 
 
 def test_settings_that_differ_are_listed() -> None:
-    first = replace(load(seed=1), target={"target": "grpc", "block_size": 16, "old": 1})
-    second = replace(load(seed=2), target={"target": "grpc", "block_size": 32, "new": "x"})
+    first = replace(load(seed=1), target={"kind": "prefixcache", "block_size": 16, "old": 1})
+    second = replace(load(seed=2), target={"kind": "prefixcache", "block_size": 32, "new": "x"})
 
     comparison = compare(first, second)
 
