@@ -83,9 +83,9 @@ def measurement(
 ) -> Measurement:
     """These results. By default it ended with the last of them."""
     return Measurement(
-        workload={"workload": "chat", "seed": 1} if workload is None else workload,
-        arrivals={"arrivals": "constant", "rate": 10.0} if arrivals is None else arrivals,
-        target={"target": "grpc", "address": "127.0.0.1:50051"} if target is None else target,
+        workload={"kind": "chat", "seed": 1} if workload is None else workload,
+        arrivals={"kind": "constant", "rate": 10.0} if arrivals is None else arrivals,
+        target={"kind": "prefixcache", "address": "127.0.0.1:50051"} if target is None else target,
         began="2026-11-30T12:00:00+00:00",
         seconds=max((result.ended for result in results), default=0.0) if seconds is None else seconds,
         results=tuple(results),

@@ -17,7 +17,7 @@ export const options = {
       executor: 'constant-arrival-rate',
       rate: RATE,
       timeUnit: '1s',
-      duration: `${REQUESTS / RATE}s`,
+      duration: `${Math.round((1000 * (REQUESTS - 0.5)) / RATE)}ms`, // one more would begin at its end
       preAllocatedVUs: 64,
     },
   },

@@ -104,8 +104,8 @@ def test_what_one_side_does_not_tell_is_not_compared() -> None:
 
 
 def test_settings_that_differ_are_listed() -> None:
-    first = replace(load(seed=1), target={"target": "grpc", "block_size": 16, "old": 1})
-    second = replace(load(seed=2), target={"target": "grpc", "block_size": 32, "new": "x"})
+    first = replace(load(seed=1), target={"kind": "prefixcache", "block_size": 16, "old": 1})
+    second = replace(load(seed=2), target={"kind": "prefixcache", "block_size": 32, "new": "x"})
 
     comparison = compare(first, second)
 
@@ -135,6 +135,31 @@ def test_another_seed_is_comparable() -> None:
 
     assert comparison.warnings == ()
     assert [change.name for change in comparison.changes] == ["seed"]
+
+
+def test_limits_that_a_load_took_over_from_its_server_are_comparable() -> None:
+    first, second = (
+        replace(
+            load(seed=1),
+            workload={"kind": "chat", "block_size": block_size},
+            target={"kind": "prefixcache", "block_size": block_size},
+        )
+        for block_size in (16, 32)
+    )
+
+    comparison = compare(first, second)
+
+    assert comparison.warnings == ()
+    assert [change.of for change in comparison.changes] == ["workload", "target"]
+
+
+def test_another_kind_of_load_on_another_kind_of_server_is_not_comparable() -> None:
+    first = replace(load(seed=1), workload={"kind": "chat"}, target={"kind": "prefixcache"})
+    second = replace(load(seed=1), workload={"kind": "agents"}, target={"kind": "openai"})
+
+    (warning,) = compare(first, second).warnings
+
+    assert warning.startswith("Not comparable: not the same workload (kind)")
 
 
 def test_what_speaks_against_a_measurement_is_told() -> None:

@@ -248,8 +248,15 @@ def _changes(first: Measurement, second: Measurement) -> Iterator[ChangedSetting
 
 
 def _warnings(sides: _Sides, changes: Sequence[ChangedSetting]) -> Iterator[str]:
+    of_target = {(change.name, change.first, change.second) for change in changes if change.of == "target"}
     for of in ("workload", "arrivals"):
-        names = [change.name for change in changes if change.of == of and change.name != "seed"]
+        names = [
+            change.name
+            for change in changes
+            if change.of == of
+            and change.name != "seed"
+            and (change.name, change.first, change.second) not in of_target  # the load took them over
+        ]
         if names:
             yield (
                 f"Not comparable: not the same {of} ({', '.join(names)}), so a difference need not"

@@ -34,7 +34,7 @@ def write_html(measurement: Measurement, summary: Summary, path: str) -> None:
 
 def html_page(measurement: Measurement, summary: Summary) -> str:
     """The page. Every text of the measurement is shown as it stands, none is read as markup."""
-    workload = str(measurement.workload.get("workload", measurement.workload.get("name", "load")))
+    workload = str(measurement.workload.get("kind", "load"))
     address = str(measurement.target.get("address", ""))
     title = f"{workload} on {address}" if address else workload
     tables = (*whole_tables(summary), settings_table(measurement))

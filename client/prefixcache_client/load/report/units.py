@@ -19,13 +19,13 @@ def seconds(duration: float | None) -> str:
 
 
 def short_seconds(duration: float) -> str:
-    """A round duration, as beside an axis: `50 ms`, not `50.0 ms`."""
-    value, _, unit = seconds(duration).partition(" ")
-    return f"{short_number(float(value.replace(',', '')))} {unit}"
+    """The same without zeros at the end, as beside an axis: `50 ms`."""
+    digits, _, unit = seconds(duration).partition(" ")
+    return f"{_short(digits)} {unit}"
 
 
 def number(value: float | None) -> str:
-    """Three digits, more before the point where it has them: `0.0123`, `83.4`, `12,345`."""
+    """Three digits, `0.0123`, `83.4`, `12,300`; all digits of an integer."""
     if value is None:
         return NONE
     if isinstance(value, int) or value == 0:
@@ -37,10 +37,14 @@ def number(value: float | None) -> str:
 
 
 def short_number(value: float) -> str:
-    """A round number, as beside an axis: `2.5`, `1,000`."""
-    return f"{value:,.10g}"
+    """The same without zeros at the end, as beside an axis: `2.5`, `10`."""
+    return _short(number(value))
 
 
 def share(part: float | None) -> str:
     """A part of one in percent: `96.3 %`."""
     return NONE if part is None else f"{100 * part:.1f} %"
+
+
+def _short(digits: str) -> str:
+    return digits.rstrip("0").rstrip(".") if "." in digits else digits
