@@ -53,10 +53,10 @@ def test_a_broken_line_does_not_set_the_time(tmp_path: Path) -> None:
 
 
 def test_the_first_line_may_be_broken_too(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "t", '{"t": 0, ', {"comment": 1}, OWN)
+    path = write_lines(tmp_path / "t", '{"t": 0, ', {"comment": 1}, OWN | {"block_size": "16"}, OWN)
     prompts, left_out = read(path)
     assert prompts == [[0]]
-    assert [sentence[:3] for sentence in left_out] == [":1:", ":2:"]
+    assert [sentence[:3] for sentence in left_out] == [":1:", ":2:", ":3:"]
 
 
 @pytest.mark.parametrize("content", ["", "no trace\n", '{"prompt": 1}\n'])

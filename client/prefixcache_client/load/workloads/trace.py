@@ -70,10 +70,8 @@ class RecordedTrace:
         for request in islice(trace, self.limit):
             num_requests += 1
             what = f"prompt {num_requests} of {trace.name}"
-            num_prompt_tokens, num_output_tokens = (
-                recorded.num_tokens(request),
-                self._num_output_tokens(request),
-            )
+            num_prompt_tokens = recorded.num_tokens(request)
+            num_output_tokens = self._num_output_tokens(request)
             if self.clip:
                 num_clipped += not limits.fits(num_prompt_tokens, num_output_tokens)
             else:
