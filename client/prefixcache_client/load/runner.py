@@ -24,6 +24,16 @@ MAX_IN_FLIGHT = 10_000
 _NUM_SENT_AT_ONCE = 32
 """Between so many sends, answers are read: else a long queue of late sends would hold them up."""
 
+_NO_ANSWER = Answered(
+    first_token=None,
+    token_gaps=(),
+    text="",
+    token_ids=(),
+    prompt_tokens=0,
+    cached_tokens=None,
+    output_tokens=0,
+)
+
 
 class Runner:
     """One load, sent once.
@@ -130,7 +140,7 @@ class Runner:
                     live.answered(await self._send(live.session, live.next_prompt(), turn.max_tokens))
                 except Refused as refused:
                     raise PrefixCacheClientError(
-                        f"the first request, which only warms up, was refused ({refused.code}): {refused}"
+                        f"a request that only warms up was refused ({refused.code}): {refused}"
                     ) from None
 
     async def _stats_after(self) -> Stats | None:
@@ -143,7 +153,7 @@ class Runner:
         """Send every turn at its time, until there are no more or no more may be sent."""
         num_in_a_row = 0
         while not self._was_interrupted and self._failure is None and self._num_planned != self._max_requests:
-            self._tally.now = self._clock() - self._start
+            self._tally.now = self._now()
             moment = self._schedule.next_moment()
             if moment == math.inf and not self._tally.num_live_sessions:
                 return  # nothing is due, and nobody is left who could plan a turn
@@ -163,11 +173,8 @@ class Runner:
         if live.num_sent == 0:
             self._tally.num_live_sessions += 1
         if len(self._tally.planned_in_flight) >= self._max_in_flight:
-            self.refusals.setdefault(
-                CLIENT_OVERLOAD, f"{self._max_in_flight:,} requests were in flight already"
-            )
-            now = self._clock() - self._start
-            self._end_turn(live, key, _failed(live, live.num_sent, planned, now, now, CLIENT_OVERLOAD))
+            refused = Refused(CLIENT_OVERLOAD, f"{self._max_in_flight:,} requests were in flight already")
+            self._end_turn(live, key, self._result(live, live.num_sent, planned, self._now(), refused))
             return
         self._tally.planned_in_flight[key] = planned
         task = asyncio.create_task(self._turn(live, key, planned))
@@ -179,21 +186,41 @@ class Runner:
         assert turn is not None
         try:
             prompt = live.next_prompt()
-            sent = self._clock() - self._start
+            sent = self._now()
+            outcome: Answered | Refused
             try:
-                answer = await self._send(live.session, prompt, turn.max_tokens)
+                outcome = await self._send(live.session, prompt, turn.max_tokens)
+                live.answered(outcome)
             except Refused as refused:
-                self.refusals.setdefault(refused.code, str(refused))
-                ended = self._clock() - self._start
-                result = _failed(live, number, planned, sent, ended, refused.code)
-            else:
-                live.answered(answer)
-                ended = self._clock() - self._start
-                result = self._answered(live, number, planned, sent, ended, answer)
-            self._end_turn(live, key, result)
+                outcome = refused
+            self._end_turn(live, key, self._result(live, number, planned, sent, outcome))
         except Exception as failure:  # no answer, but our own mistake or the workload's: it ends the load
             self._failure = self._failure or failure
             self._wake()
+
+    def _result(
+        self, live: LiveSession, turn: int, planned: float, sent: float, outcome: Answered | Refused
+    ) -> RequestResult:
+        """What is told of a request that has ended just now."""
+        error = None
+        if isinstance(outcome, Refused):
+            self.refusals.setdefault(outcome.code, str(outcome))
+            error = outcome.code
+            outcome = _NO_ANSWER
+        return RequestResult(
+            session=live.number,
+            turn=turn,
+            tenant=live.session.tenant,
+            planned=planned,
+            sent=sent,
+            first_token=None if outcome.first_token is None else outcome.first_token - self._start,
+            ended=self._now(),
+            token_gaps=outcome.token_gaps,
+            prompt_tokens=outcome.prompt_tokens,
+            cached_tokens=outcome.cached_tokens,
+            output_tokens=outcome.output_tokens,
+            error=error,
+        )
 
     def _end_turn(self, live: LiveSession, key: int, result: RequestResult) -> None:
         """Note what came of a turn, and plan the next one of its session."""
@@ -208,25 +235,6 @@ class Runner:
             self._tally.num_live_sessions -= 1
         self._on_result(result)
         self._wake()
-
-    def _answered(
-        self, live: LiveSession, turn: int, planned: float, sent: float, ended: float, answer: Answered
-    ) -> RequestResult:
-        first_token = None if answer.first_token is None else answer.first_token - self._start
-        return RequestResult(
-            session=live.number,
-            turn=turn,
-            tenant=live.session.tenant,
-            planned=planned,
-            sent=sent,
-            first_token=first_token,
-            ended=ended,
-            token_gaps=answer.token_gaps,
-            prompt_tokens=answer.prompt_tokens,
-            cached_tokens=answer.cached_tokens,
-            output_tokens=answer.output_tokens,
-            error=None,
-        )
 
     async def _send(self, session: Session, prompt: Prompt, max_tokens: int) -> Answered:
         return await self._target.send(
@@ -243,7 +251,7 @@ class Runner:
         self._sleep = sleep = loop.create_future()
         timer = None
         if moment < math.inf:
-            timer = loop.call_later(self._start + moment - self._clock(), self._wake)
+            timer = loop.call_later(moment - self._now(), self._wake)
         try:
             await sleep
         finally:
@@ -251,25 +259,10 @@ class Runner:
             if timer is not None:
                 timer.cancel()
 
+    def _now(self) -> float:
+        """Seconds since the load began."""
+        return self._clock() - self._start
+
     def _wake(self) -> None:
         if self._sleep is not None and not self._sleep.done():
             self._sleep.set_result(None)
-
-
-def _failed(
-    live: LiveSession, turn: int, planned: float, sent: float, ended: float, code: str
-) -> RequestResult:
-    return RequestResult(
-        session=live.number,
-        turn=turn,
-        tenant=live.session.tenant,
-        planned=planned,
-        sent=sent,
-        first_token=None,
-        ended=ended,
-        token_gaps=(),
-        prompt_tokens=0,
-        cached_tokens=None,
-        output_tokens=0,
-        error=code,
-    )

@@ -262,7 +262,7 @@ def test_the_warm_up_is_sent_first_one_by_one_and_not_measured() -> None:
 def test_a_refused_warm_up_ends_the_load() -> None:
     target = ScriptedTarget(refuses=lambda number: Refused("PERMISSION_DENIED", "no such tenant"))
 
-    with pytest.raises(PrefixCacheClientError, match=r"warms up, was refused \(PERMISSION_DENIED\): no such"):
+    with pytest.raises(PrefixCacheClientError, match=r"warms up was refused \(PERMISSION_DENIED\): no such"):
         send(ListedWorkload(listed=[], first=[one_turn()]), target, ConstantRate(rate=1))
 
 
