@@ -50,6 +50,7 @@ from prefixcache_client.prefix_answers import (
     usage_from_proto,
 )
 from prefixcache_client.tls import Tls
+from prefixcache_client.tracing import NO_SPAN, Span, generate_span
 
 T = TypeVar("T")
 
@@ -126,7 +127,8 @@ class AsyncClient:
         ...         print(event.text, end="")
         """
         request = generate_request(prompt, **options)
-        return self._events(self._inference.Generate, request, event_from_proto, deadline)
+        span = generate_span(request, address=self.address)
+        return self._events(self._inference.Generate, request, event_from_proto, deadline, span)
 
     async def chat(
         self,
@@ -355,16 +357,25 @@ class AsyncClient:
             raise error_from_rpc(error, address=self.address) from error
 
     async def _events(
-        self, method: Callable[..., Any], request: Any, event_from: Callable[[Any], T], deadline: float | None
+        self,
+        method: Callable[..., Any],
+        request: Any,
+        event_from: Callable[[Any], T],
+        deadline: float | None,
+        span: Span = NO_SPAN,
     ) -> AsyncGenerator[T, None]:
-        call = method(request, timeout=self._timeout(deadline), metadata=self._metadata)
-        try:
-            async for response in call:
-                yield event_from(response)
-        except grpc.RpcError as error:
-            raise error_from_rpc(error, address=self.address) from error
-        finally:
-            call.cancel()  # does nothing once the call has ended
+        with span:
+            metadata = self._metadata + span.metadata
+            call = method(request, timeout=self._timeout(deadline), metadata=metadata)
+            try:
+                async for response in call:
+                    event = event_from(response)
+                    span.note(event)
+                    yield event
+            except grpc.RpcError as error:
+                raise error_from_rpc(error, address=self.address) from error
+            finally:
+                call.cancel()  # does nothing once the call has ended
 
     def _timeout(self, deadline: float | None) -> float | None:
         return self._deadline if deadline is None else deadline

@@ -50,6 +50,7 @@ from prefixcache_client.prefix_answers import (
     usage_from_proto,
 )
 from prefixcache_client.tls import Tls
+from prefixcache_client.tracing import NO_SPAN, Span, generate_span
 
 T = TypeVar("T")
 
@@ -128,7 +129,8 @@ class Client:
         ...         print(event.text, end="")
         """
         request = generate_request(prompt, **options)
-        return self._events(self._inference.Generate, request, event_from_proto, deadline)
+        span = generate_span(request, address=self.address)
+        return self._events(self._inference.Generate, request, event_from_proto, deadline, span)
 
     def chat(
         self,
@@ -354,16 +356,25 @@ class Client:
             raise error_from_rpc(error, address=self.address) from error
 
     def _events(
-        self, method: Callable[..., Any], request: Any, event_from: Callable[[Any], T], deadline: float | None
+        self,
+        method: Callable[..., Any],
+        request: Any,
+        event_from: Callable[[Any], T],
+        deadline: float | None,
+        span: Span = NO_SPAN,
     ) -> Generator[T, None, None]:
-        call = method(request, timeout=self._timeout(deadline), metadata=self._metadata)
-        try:
-            for response in call:
-                yield event_from(response)
-        except grpc.RpcError as error:
-            raise error_from_rpc(error, address=self.address) from error
-        finally:
-            call.cancel()  # does nothing once the call has ended
+        with span:
+            metadata = self._metadata + span.metadata
+            call = method(request, timeout=self._timeout(deadline), metadata=metadata)
+            try:
+                for response in call:
+                    event = event_from(response)
+                    span.note(event)
+                    yield event
+            except grpc.RpcError as error:
+                raise error_from_rpc(error, address=self.address) from error
+            finally:
+                call.cancel()  # does nothing once the call has ended
 
     def _timeout(self, deadline: float | None) -> float | None:
         return self._deadline if deadline is None else deadline

@@ -26,6 +26,7 @@ Our own: one JSON object a line, such as
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -122,24 +123,23 @@ def read_trace(path: str | Path, *, on_broken: OnBroken | None = None) -> Trace:
 
 def _first_fields(path: Path, *, is_lenient: bool) -> TraceFields:
     """The first object that a trace can begin with. Only a lenient reading looks behind the first line."""
-    try:
-        first = first_fields(path)
-        if not _begins_trace(first):
-            raise first.error(
-                "no trace begins like this; give Mooncake's format, coding-agent sessions, "
-                "or lines with 't', 'tenant', 'block_size', 'hash_ids' or 'token_ids', and 'output_length'"
-            )
-        return first
-    except TraceError:
-        later = filter(_begins_trace, fields_of_lines(path, lambda _: None)) if is_lenient else iter(())
-        found = next(later, None)
-        if found is None:
-            raise
-        return found
+    if is_lenient:
+        found = next(filter(_is_good_beginning, fields_of_lines(path, lambda _: None)), None)
+        if found is not None:
+            return found
+    first = first_fields(path)
+    if not ("requests" in first or _is_mooncake(first) or ("t" in first and "block_size" in first)):
+        raise first.error(
+            "no trace begins like this; give Mooncake's format, coding-agent sessions, "
+            "or lines with 't', 'tenant', 'block_size', 'hash_ids' or 'token_ids', and 'output_length'"
+        )
+    return first
 
 
-def _begins_trace(fields: TraceFields) -> bool:
-    return "requests" in fields or _is_mooncake(fields) or ("t" in fields and "block_size" in fields)
+def _is_good_beginning(fields: TraceFields) -> bool:
+    with suppress(TraceError):
+        return "requests" in fields or _is_mooncake(fields) or fields.count("block_size", minimum=1) > 0
+    return False
 
 
 def _is_mooncake(fields: TraceFields) -> bool:

@@ -105,7 +105,9 @@ def fields_of_lines(path: Path, on_broken: OnBroken | None = None) -> Iterator[T
         for line_number, line in enumerate(file, 1):
             if not line.isspace():
                 with leaving_out(on_broken):
-                    yield TraceFields(_parse(line, path, line_number), f"{path}:{line_number}")
+                    yield TraceFields(
+                        _parse(line.rstrip(b"\r\n"), path, line_number), f"{path}:{line_number}"
+                    )
 
 
 def fields_of_file(path: Path) -> TraceFields:

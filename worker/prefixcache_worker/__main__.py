@@ -38,10 +38,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _serve(config: WorkerConfig) -> None:
-    # At ERROR, which `prefixcache` asks for, gRPC prints lines of its own about a busy port, which we
-    # answer with one sentence. Whoever debugs asks for more.
-    if os.environ.get("GRPC_VERBOSITY", "ERROR") == "ERROR":
-        os.environ["GRPC_VERBOSITY"] = "NONE"
+    # gRPC would print lines of its own about a busy port, which we answer with one sentence. Whoever debugs
+    # asks for them. Said before gRPC is imported: later it has no effect.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     if config.audit and not __debug__:
         raise ConfigError("--audit: python -O leaves out what it checks; start python without it")
     callers = access_settings(config)

@@ -81,6 +81,8 @@ class WorkerConfig:
     log_level: str = "info"
     drain_seconds: float = 30.0
     audit: bool = False
+    otlp_endpoint: str | None = None
+    """URL of an OpenTelemetry collector; None: no traces."""
     max_connection_age: float | None = None
     """Seconds. None: without end."""
     connection_age_grace: float = 600.0
@@ -124,6 +126,11 @@ def _is_address(address: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _is_endpoint(url: str) -> bool:
+    scheme, _, address = url.partition("://")
+    return scheme in ("http", "https") and _is_address(address)
 
 
 def _at_least(minimum: int) -> Callable[[int], bool]:
@@ -259,6 +266,8 @@ SETTINGS = (
     Setting("audit", parse_switch, _is_switch, "true or false",
             "when all has ended, check every count and reference; what is wrong is in the log, and the exit "
             "status is 1"),
+    Setting("otlp_endpoint", str, _is_endpoint, "http://HOST:PORT or https://HOST:PORT",
+            "where an OpenTelemetry collector takes traces over gRPC; without it none are made"),
     Setting("max_connection_age", float, lambda value: 1 <= value <= 1e6, "a number from 1 to 1000000",
             "seconds after which a client is told to connect anew, so that it finds new workers"),
     Setting("connection_age_grace", float, lambda value: 0 <= value <= 1e6, "a number from 0 to 1000000",

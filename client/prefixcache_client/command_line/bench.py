@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import random
 import signal
 import sys
@@ -19,8 +20,8 @@ from prefixcache_client.command_line.load_flags import (
     add_arrivals,
     add_target,
     arrivals_from,
+    check_load_flags,
     positive,
-    require_target_flags,
     target_from,
 )
 from prefixcache_client.command_line.load_progress import LoadProgress
@@ -34,7 +35,7 @@ from prefixcache_client.load.report.html_page import write_html
 from prefixcache_client.load.report.json_file import write_measurement
 from prefixcache_client.load.report.slo import Slo
 from prefixcache_client.load.report.summary import summarize
-from prefixcache_client.load.report.terminal import summary_view
+from prefixcache_client.load.report.terminal import summary_view, table_view
 from prefixcache_client.load.runner import Runner
 from prefixcache_client.load.workloads import Agents, Chat, RecordedTrace, SharedPrefix, Tenants, TextSessions
 from prefixcache_client.load.workloads.flags import add_workload_flags, workload_from
@@ -77,17 +78,22 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Send the load and report it. Returns 130 after Ctrl-C, with a report of what there was until then.
+    """Send the load and report it. Returns 130 after Ctrl-C, with a report of what there was until then, and
+    after a second one without.
 
-    Raises PrefixCacheClientError, after the report, when a request failed.
+    Raises PrefixCacheClientError, after the report, when a request failed; of a ramp, when all did.
     """
-    require_target_flags(arguments)
+    check_load_flags(arguments)
     _require_new_files(arguments)
-    measurement, arrivals, refusals = asyncio.run(_measure(arguments))
+    try:
+        measurement, arrivals, refusals = asyncio.run(_measure(arguments))
+    except asyncio.CancelledError:  # the second Ctrl-C
+        return _EXIT_INTERRUPTED
     _report(arguments, measurement, arrivals)
     if measurement.was_interrupted:
         return _EXIT_INTERRUPTED
-    if refusals:
+    is_expected = isinstance(arrivals, Ramp) and any(result.error is None for result in measurement.results)
+    if refusals and not is_expected:  # a ramp may end with a server that refuses
         raise PrefixCacheClientError(_failures(measurement, refusals))
     return 0
 
@@ -122,6 +128,7 @@ async def _measure(arguments: argparse.Namespace) -> tuple[Measurement, Arrivals
                 max_requests=max_requests,
                 on_result=progress.note,
             )
+            gc.freeze()  # going through all that was imported would look like a pause of the server
             with _interrupting(runner):
                 return await runner.run(), arrivals, runner.refusals
     finally:
@@ -137,6 +144,7 @@ def _interrupting(runner: Runner) -> Iterator[None]:
 
     def interrupt() -> None:
         runner.interrupt()
+        print("waiting for what is in flight; Ctrl-C again ends at once", file=sys.stderr, flush=True)
         loop.add_signal_handler(signal.SIGINT, load.cancel)
 
     loop.add_signal_handler(signal.SIGINT, interrupt)
@@ -185,7 +193,7 @@ def _report(arguments: argparse.Namespace, measurement: Measurement, arrivals: A
     if arguments.json != "-":
         console().print(summary_view(summary))
         if isinstance(arrivals, Ramp):
-            console().print(ramp_table(arrivals, measurement.results))
+            console().print(table_view(ramp_table(arrivals, measurement.results)))
     if arguments.json is not None:
         write_measurement(measurement, summary, arguments.json)
     if arguments.csv is not None:

@@ -78,11 +78,7 @@ def arrivals_from(
     seed: int,
     keeps: Callable[[RequestResult], bool],
 ) -> Arrivals:
-    """What `add_arrivals` read; `keeps` says what a ramp counts. Ends the program for bad usage."""
-    if (arguments.poisson or arguments.burst is not None) and arguments.rate is None:
-        arguments.error("--poisson and --burst are shapes of --rate: give it too")
-    if arguments.step_seconds is not None and arguments.ramp is None:
-        arguments.error("--step-seconds is of --ramp: give it too")
+    """What `add_arrivals` read; `keeps` says what a ramp counts."""
     if arguments.ramp is not None:
         first, last, step = arguments.ramp
         seconds = {} if arguments.step_seconds is None else {"step_seconds": arguments.step_seconds}
@@ -137,8 +133,12 @@ def target_from(arguments: argparse.Namespace) -> Target:
     return OpenAITarget(address, model=arguments.model, keys=keys, tls=tls, deadline=arguments.deadline)
 
 
-def require_target_flags(arguments: argparse.Namespace) -> None:
-    """End the program when flags of `add_target` do not go together."""
+def check_load_flags(arguments: argparse.Namespace) -> None:
+    """End the program when flags of `add_arrivals` or `add_target` do not go together."""
+    if (arguments.poisson or arguments.burst is not None) and arguments.rate is None:
+        arguments.error("--poisson and --burst are shapes of --rate: give it too")
+    if arguments.step_seconds is not None and arguments.ramp is None:
+        arguments.error("--step-seconds is of --ramp: give it too")
     if arguments.model is not None and not is_http(arguments.target):
         arguments.error("--model is for an http target: a worker of ours has one model")
     if common.tls(arguments) is not None and arguments.target.startswith("http://"):

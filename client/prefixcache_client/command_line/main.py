@@ -64,7 +64,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Raises SystemExit(2) for bad usage.
     """
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else gRPC writes its own notes to standard error
     parser = build_parser()
     arguments, rest = parser.parse_known_args(argv)
     if rest and arguments.command not in _BECOME_THE_WORKERS:

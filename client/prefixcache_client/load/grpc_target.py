@@ -11,7 +11,12 @@ from prefixcache.v1 import cache_pb2, cache_pb2_grpc, inference_pb2, inference_p
 from prefixcache_client.answers import model_info_from_proto
 from prefixcache_client.cache_answers import Stats, stats_from_proto
 from prefixcache_client.channel import CHANNEL_OPTIONS, checked_address
-from prefixcache_client.errors import PrefixCacheClientError, UnimplementedError, error_from_rpc
+from prefixcache_client.errors import (
+    PermissionDeniedError,
+    PrefixCacheClientError,
+    UnimplementedError,
+    error_from_rpc,
+)
 from prefixcache_client.load.target import Answered, Refused, token_gaps
 from prefixcache_client.load.tenant_keys import TenantKeys
 from prefixcache_client.messages import GenerateOptions, Prompt, generate_request
@@ -108,7 +113,11 @@ class GrpcTarget:
     async def stats(self) -> Stats | None:
         """Counts of the worker, whose peaks start anew with each reading."""
         stub = cache_pb2_grpc.CacheServiceStub(self._channels[0].channel)
-        return stats_from_proto(await self._call(stub.GetStats, cache_pb2.GetStatsRequest(reset_peaks=True)))
+        request = cache_pb2.GetStatsRequest(reset_peaks=True)
+        try:
+            return stats_from_proto(await self._call(stub.GetStats, request))
+        except PermissionDeniedError:
+            return None
 
     async def close(self) -> None:
         for channel in self._channels:

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
 
 from prefixcache_client.cache_answers import Stats
 from prefixcache_client.errors import PrefixCacheClientError, UnavailableError
@@ -154,9 +155,12 @@ class OpenAITarget:
 
 async def _read_answer(response: aiohttp.ClientResponse, prompt: Prompt) -> Answered:
     answer = SseAnswer()
-    async for line in response.content:
-        if line.startswith(b"data:"):
-            answer.push(line[5:].strip(), time.perf_counter())
+    try:
+        async for line in response.content:
+            if line.startswith(b"data:"):
+                answer.push(line[5:].strip(), time.perf_counter())
+    except (ValueError, HttpProcessingError):  # which of them, depends on aiohttp's version
+        raise Refused("BAD_ANSWER", f"an event is longer than {2 * _READ_BUFFER_BYTES:,} bytes") from None
     return answer.finish(prompt)
 
 

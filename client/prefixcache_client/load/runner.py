@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+from prefixcache_client.cache_answers import Stats
 from prefixcache_client.errors import PrefixCacheClientError
 from prefixcache_client.load.arrivals import Arrivals, Tally
 from prefixcache_client.load.live_session import LiveSession
@@ -70,7 +71,7 @@ class Runner:
         self._start = 0.0
         self._num_planned = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._failure: BaseException | None = None
+        self._failure: Exception | None = None
         self._was_interrupted = False
         self.refusals: dict[str, str] = {}
         """The first sentence that came with each code, in the order of their coming."""
@@ -101,6 +102,7 @@ class Runner:
         finally:
             for task in self._tasks:
                 task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._failure is not None:
             raise self._failure
         results = sorted(self._tally.results, key=lambda result: (result.sent, result.session, result.turn))
@@ -115,19 +117,27 @@ class Runner:
             num_planned=self._max_requests if self._was_interrupted else self._num_planned,
             was_interrupted=self._was_interrupted,
             stats_before=stats_before,
-            stats_after=await self._target.stats(),
+            stats_after=await self._stats_after(),
         )
 
     async def _warm_up(self) -> None:
         for number, session in enumerate(self._workload.warm_up()):
             live = LiveSession(session, number)
-            while (turn := live.next_turn) is not None and not self._was_interrupted:
+            while (turn := live.next_turn) is not None:
+                if self._was_interrupted:
+                    return
                 try:
                     live.answered(await self._send(live.session, live.next_prompt(), turn.max_tokens))
                 except Refused as refused:
                     raise PrefixCacheClientError(
                         f"the first request, which only warms up, was refused ({refused.code}): {refused}"
                     ) from None
+
+    async def _stats_after(self) -> Stats | None:
+        try:
+            return await self._target.stats()
+        except PrefixCacheClientError:  # it has gone: what was measured until then counts all the same
+            return None
 
     async def _send_all(self) -> None:
         """Send every turn at its time, until there are no more or no more may be sent."""

@@ -12,7 +12,8 @@ from prefixcache_client.load.arrivals import Arrivals, Due, Pause, Tally
 from prefixcache_client.load.live_session import LiveSession
 from prefixcache_client.load.session import Session
 
-_NUM_MADE_AHEAD = 256
+_NUM_MADE_AHEAD = 64
+"""Sessions: of long prompts each may take a megabyte."""
 
 
 class _TurnDue(NamedTuple):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, TypeVar
 
 from prefixcache_client.load.target import Answered, Refused, token_gaps
 from prefixcache_client.messages import Prompt
+
+_Untold = TypeVar("_Untold", int, None)
 
 
 class SseAnswer:
@@ -45,7 +47,6 @@ class SseAnswer:
             raise Refused("CONNECTION", "the answer ended before it was complete")
         usage = self._usage or {}
         details = usage.get("prompt_tokens_details")
-        cached = details.get("cached_tokens") if isinstance(details, dict) else None
         moments = self._moments
         is_ids = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], int)
         return Answered(
@@ -53,15 +54,22 @@ class SseAnswer:
             token_gaps=token_gaps(moments),
             text="".join(self._texts),
             token_ids=(),
-            prompt_tokens=int(usage.get("prompt_tokens", len(prompt) if is_ids else 0)),
-            cached_tokens=cached,
-            output_tokens=int(usage.get("completion_tokens", len(moments))),
+            prompt_tokens=_count(usage, "prompt_tokens", len(prompt) if is_ids else 0),
+            cached_tokens=_count(details, "cached_tokens", None) if isinstance(details, dict) else None,
+            output_tokens=_count(usage, "completion_tokens", len(moments)),
         )
+
+
+def _count(usage: dict[str, Any], name: str, untold: _Untold) -> int | _Untold:
+    """What is told by this name, if it is a count."""
+    value = usage.get(name)
+    return value if isinstance(value, int) else untold
 
 
 def _text(choice: dict[str, Any]) -> tuple[str, str]:
     """What a chunk says of one choice: the text of its answer, and of the thoughts before it."""
     delta = choice.get("delta")
     if delta is None:
-        return choice.get("text") or "", ""
-    return delta.get("content") or "", delta.get("reasoning_content") or delta.get("reasoning") or ""
+        return str(choice.get("text") or ""), ""
+    thought = delta.get("reasoning_content") or delta.get("reasoning")
+    return str(delta.get("content") or ""), str(thought or "")

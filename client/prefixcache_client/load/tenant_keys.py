@@ -19,10 +19,16 @@ class TenantKeys:
     by_tenant: Mapping[str, str] = field(default_factory=dict)
 
     def metadata(self, tenant: str | None) -> tuple[tuple[str, str], ...]:
-        """As gRPC metadata and HTTP headers have it. Raises ValueError for a name that none can carry."""
+        """As gRPC metadata and HTTP headers have it.
+
+        Raises PrefixCacheClientError for a name that they cannot carry.
+        """
         if tenant is not None and (own_key := self.by_tenant.get(tenant)) is not None:
             return caller_metadata(tenant=None, api_key=own_key)
-        return caller_metadata(tenant=tenant, api_key=self.api_key)
+        try:
+            return caller_metadata(tenant=tenant, api_key=self.api_key)
+        except ValueError as error:
+            raise PrefixCacheClientError(str(error)) from None
 
 
 def read_tenant_keys(path: str, *, api_key: str | None) -> TenantKeys:

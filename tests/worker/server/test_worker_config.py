@@ -13,6 +13,7 @@ from prefixcache_worker.errors import ConfigError
 from prefixcache_worker.memory_size import format_memory, parse_memory
 
 SAMPLE_TEXT = {
+    "otlp_endpoint": "http://127.0.0.1:4317",
     "model": "models/some.gguf",
     "model_name": "some 1B",
     "device": "cuda",

@@ -7,7 +7,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -43,6 +43,9 @@ from prefixcache_worker.server.validation.prefixes import PrefixTtl
 from prefixcache_worker.snapshots.cache_snapshots import CacheSnapshots
 from prefixcache_worker.snapshots.snapshot_folder import SnapshotFolder
 from prefixcache_worker.snapshots.snapshot_keeper import SnapshotKeeper
+
+if TYPE_CHECKING:
+    from prefixcache_worker.server.tracing.otlp import OtlpTraces
 
 MIN_POOL_BLOCKS = 2
 """Room for a prompt and for the block its answer opens."""
@@ -93,6 +96,8 @@ class Worker:
     event_feed: EventFeed | None
     """None where nothing is shared."""
     prefix_ttl: PrefixTtl
+    traces: OtlpTraces | None
+    """None where none are made."""
 
 
 def build_worker(config: WorkerConfig) -> Worker:
@@ -226,7 +231,22 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
         event_feed=event_feed,
         snapshots=keeper,
         prefix_ttl=_prefix_ttl(config),
+        traces=_traces(config, served),
     )
+
+
+def _traces(config: WorkerConfig, served: ServedModel) -> OtlpTraces | None:
+    if config.otlp_endpoint is None:
+        return None
+    # Only here: who wants no traces need not have the packages.
+    try:
+        from prefixcache_worker.server.tracing.otlp import OtlpTraces
+    except ImportError as error:
+        raise ConfigError(
+            f"--otlp-endpoint: needs a package that is not installed ({error.name}); install "
+            "prefixcache[otel]"
+        ) from error
+    return OtlpTraces(config.otlp_endpoint, model=served.name)
 
 
 def _restored(

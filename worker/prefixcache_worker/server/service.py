@@ -112,7 +112,7 @@ class Service:
         except ConfigError:
             await worker.engine_loop.stop(drain_seconds=0)
             raise
-        admission = Admission(quotas, count=worker.metrics.count_answer)
+        admission = Admission(quotas, count=worker.metrics.count_answer, tracer=worker.traces)
         access = WatchedAccess(self._access, count=worker.metrics.count_refused_credential)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(
             InferenceServicer(
@@ -157,7 +157,7 @@ class Service:
 
     async def stop(self, *, drain_seconds: float) -> None:
         """Stop in good order; takes `drain_seconds`, one engine step, what the last snapshot may take, and
-        FLUSH_SECONDS at most.
+        twice FLUSH_SECONDS at most: for answers, and for traces.
 
         Health turns NOT_SERVING, new requests get UNAVAILABLE, and running ones may finish; what still
         runs after `drain_seconds` gets UNAVAILABLE too.
@@ -172,6 +172,8 @@ class Service:
             if self._worker.event_feed is not None:
                 self._worker.event_feed.close()
         await asyncio.gather(self._server.stop(FLUSH_SECONDS), *([self._http.stop()] if self._http else []))
+        if self._worker is not None and self._worker.traces is not None:
+            await self._worker.traces.stop(seconds=FLUSH_SECONDS)
 
 
 async def serve_until_signal(

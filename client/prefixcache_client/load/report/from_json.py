@@ -41,6 +41,8 @@ def _made(kind: Any, value: Any, name: str) -> Any:
     if origin is UnionType:
         if value is None and NoneType in inner:
             return None
+        if isinstance(value, bool) and int in inner:  # a setting that is a truth value
+            return value
         for option in inner:
             if option is not NoneType and (is_dataclass(option) or _is_plain(option, value)):
                 return _made(option, value, name)

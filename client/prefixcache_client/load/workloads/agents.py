@@ -65,7 +65,7 @@ class Agents:
 
     def sessions(self) -> Iterator[Session]:
         prompts = Prompts(self.prompt_form, self.limits, self.seed)
-        system = prompts.run("system", 0, self.system_tokens)
+        system = prompts.run("agents", 0, self.system_tokens)
         num_public_tokens = 0 if self.private else len(system)
         for agent in count() if self.agents is None else range(self.agents):
             task = prompts.run(

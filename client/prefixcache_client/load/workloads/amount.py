@@ -58,19 +58,28 @@ class Amount:
 
     def __str__(self) -> str:
         if self.sigma:
-            return f"{math.sqrt(self.least * self.most):g}~{self.sigma:g}"
+            return f"{self._median:g}~{self.sigma:g}"
         return f"{self.least:g}" if self.least == self.most else f"{self.least:g}..{self.most:g}"
 
     def draw(self, rng: Random) -> float:
         """The next number."""
         if not self.sigma:
             return rng.uniform(self.least, self.most)
-        drawn = math.sqrt(self.least * self.most) * math.exp(rng.gauss(0.0, self.sigma))
+        drawn = self._median * math.exp(rng.gauss(0.0, self.sigma))
         return min(max(drawn, self.least), self.most)
 
     def draw_count(self, rng: Random) -> int:
         """The next number, rounded, at least 1."""
         return max(1, round(self.draw(rng)))
+
+    def is_at_least(self, bound: float) -> bool:
+        """Whether all that it draws is; of a lognormal amount, the half of it: what is less is rare."""
+        return (self._median if self.sigma else self.least) >= bound
+
+    @property
+    def _median(self) -> float:
+        """Of a lognormal amount, whose bounds are at equal ratios from it."""
+        return math.sqrt(self.least * self.most)
 
     @property
     def most_count(self) -> int:

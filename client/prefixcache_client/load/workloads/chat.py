@@ -58,7 +58,7 @@ class Chat:
 
     def sessions(self) -> Iterator[Session]:
         prompts = Prompts(self.prompt_form, self.limits, self.seed)
-        system = prompts.run("system", 0, self.system_tokens) if self.system_tokens else []
+        system = prompts.run("chat", 0, self.system_tokens) if self.system_tokens else []
         num_public_tokens = 0 if self.private else len(system)
         for index in count() if self.conversations is None else range(self.conversations):
             yield Session(

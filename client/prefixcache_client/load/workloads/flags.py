@@ -112,7 +112,7 @@ def _parser(kind: Any, least: float) -> Callable[[str], Any]:
     return parsed
 
 
-def _check(value: object, least: float) -> None:
-    smallest = value.least if isinstance(value, Amount) else value
-    if isinstance(smallest, int | float) and not least <= smallest < math.inf:
+def _check(value: Any, least: float) -> None:
+    is_amount, is_number = isinstance(value, Amount), isinstance(value, int | float)
+    if (is_amount and not value.is_at_least(least)) or (is_number and not least <= value < math.inf):
         raise ValueError(f"must be at least {least:g}, got {value}")

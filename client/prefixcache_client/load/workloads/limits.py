@@ -13,10 +13,12 @@ _LEAST_VOCABULARY = 16
 class PromptTooLongError(PrefixCacheClientError):
     """A workload has a prompt that cannot fit into the server's context."""
 
-    def __init__(self, what: str, *, prompt_tokens: int, output_tokens: int, context_length: int) -> None:
+    def __init__(
+        self, what: str, *, prompt_tokens: int, output_tokens: int, context_length: int, remedy: str
+    ) -> None:
         super().__init__(
             f"{what} may be {prompt_tokens:,} tokens long and have {output_tokens:,} generated, "
-            f"but the server's context is {context_length:,}: make it shorter, or serve a longer context"
+            f"but the server's context is {context_length:,}: {remedy}"
         )
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
@@ -32,29 +34,34 @@ class Limits:
     """Prompt and answer together; None: not known."""
     block_size: int = 16
 
-    def __post_init__(self) -> None:
-        if self.vocabulary_size < _LEAST_VOCABULARY:
-            raise ValueError(
-                f"prompts cannot be told apart with {self.vocabulary_size} tokens; "
-                f"a vocabulary of at least {_LEAST_VOCABULARY} is needed"
-            )
-
     @classmethod
     def of(cls, server: Mapping[str, str | int | float]) -> Limits:
-        """Those that a target's `describe` names: "vocabulary_size", "context_length" and "block_size"."""
+        """Those that a target's `describe` names: "vocabulary_size", "context_length" and "block_size".
+
+        Raises PrefixCacheClientError for a vocabulary of which no prompts can be made.
+        """
         names = ("vocabulary_size", "context_length", "block_size")
-        return cls(**{name: int(server[name]) for name in names if name in server})
+        limits = cls(**{name: int(server[name]) for name in names if name in server})
+        if limits.vocabulary_size < _LEAST_VOCABULARY:
+            raise PrefixCacheClientError(
+                f"the server has a vocabulary of {limits.vocabulary_size} tokens; to tell prompts apart, "
+                f"at least {_LEAST_VOCABULARY} are needed"
+            )
+        return limits
 
     def fits(self, prompt_tokens: int, output_tokens: int) -> bool:
         """Whether both fit into the context, as far as that is known."""
         return self.context_length is None or prompt_tokens + output_tokens <= self.context_length
 
-    def require_room(self, what: str, prompt_tokens: int, output_tokens: int) -> None:
-        """Raise PromptTooLongError unless both fit."""
+    def require_room(
+        self, what: str, prompt_tokens: int, output_tokens: int, *, remedy: str = "make it shorter"
+    ) -> None:
+        """Raise PromptTooLongError unless both fit. `remedy` is what a user can do about it."""
         if self.context_length is not None and not self.fits(prompt_tokens, output_tokens):
             raise PromptTooLongError(
                 what,
                 prompt_tokens=prompt_tokens,
                 output_tokens=output_tokens,
                 context_length=self.context_length,
+                remedy=remedy,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 from random import Random
@@ -17,6 +18,8 @@ _LEAST_TOKEN_ID = 100  # special tokens lie below
 _GREATEST_TOKEN_ID = 40_000  # and above, where the vocabulary is large
 
 _NUM_KEPT_NAMES = 1024
+_NUM_NOISE_TOKENS = 1 << 16
+_STRIDE = 40_503  # odd, so that runs with different numbers begin at different places
 
 _TEXT = (
     "able about above across after again air all almost also always and animal answer area art ask away "
@@ -43,7 +46,8 @@ class Prompts:
             self._alphabet = range(min(_LEAST_TOKEN_ID, stop // 2), stop)
         else:
             self._alphabet = range(len(_WORDS))
-        self._first = lru_cache(maxsize=_NUM_KEPT_NAMES)(self._first_letter)
+        self._noise = array("I", self.rng("noise").choices(self._alphabet, k=_NUM_NOISE_TOKENS))
+        self._start = lru_cache(maxsize=_NUM_KEPT_NAMES)(self._new_start)
 
     def rng(self, *name: object) -> Random:
         """Random numbers of this name."""
@@ -53,12 +57,16 @@ class Prompts:
         """The tokens of the run of this name and number. O(num_tokens).
 
         Runs of one name and different numbers differ in the first token, or in the second when there are
-        more runs than tokens in the vocabulary. No run begins with a token of `unlike`.
+        more runs than tokens in the vocabulary. No run begins with a token of `unlike`. What follows is cut
+        from one long random run: only how prompts begin matters to a cache, and this is fast.
         """
-        alphabet = self._alphabet
-        tokens = self.rng(name, number).choices(alphabet, k=num_tokens)
+        alphabet, noise, start = self._alphabet, self._noise, self._start(name)
+        at = (start + number * _STRIDE) % len(noise)
+        tokens = noise[at : at + num_tokens].tolist()
+        while len(tokens) < num_tokens:
+            tokens.extend(noise[: num_tokens - len(tokens)])
         avoided = sorted({token - alphabet.start for token in unlike if token in alphabet})
-        rest, first = divmod(self._first(name) + number, len(alphabet) - len(avoided))
+        rest, first = divmod(start + number, len(alphabet) - len(avoided))
         for letter in avoided:
             first += first >= letter
         tokens[0] = alphabet[first]
@@ -88,5 +96,5 @@ class Prompts:
     def _text(self, tokens: Sequence[int]) -> str:
         return "".join(f" {_WORDS[token]}" for token in tokens)
 
-    def _first_letter(self, name: str) -> int:
-        return self.rng(name).randrange(len(self._alphabet))
+    def _new_start(self, name: str) -> int:
+        return self.rng(name).randrange(len(self._noise))

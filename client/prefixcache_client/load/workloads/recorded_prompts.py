@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from prefixcache import unpack_tokens
 from prefixcache.replay import Trace, TraceRequest
+from prefixcache.token_chunks import TOKEN_BYTES
 from prefixcache_client.load.workloads.prompts import Prompts
 
 _NUM_KEPT_BLOCKS = 8192
@@ -31,7 +32,7 @@ class RecordedPrompts:
     def __init__(self, trace: Trace, prompts: Prompts, length_scale: float) -> None:
         """Blocks become `length_scale` times as long, at least a token; requires 1 for a trace of tokens.
 
-        Keeps 8 bytes for each block number, and the tokens of the latest 8,192 blocks.
+        Keeps a number for each block that it has seen, and the tokens of the latest 8,192.
         """
         assert length_scale == 1 or not trace.has_tokens
         self._has_tokens = trace.has_tokens
@@ -45,8 +46,8 @@ class RecordedPrompts:
     def num_tokens(self, request: TraceRequest) -> int:
         """The length of a prompt. O(1)."""
         if self._has_tokens:
-            return len(unpack_tokens(request.prompt_ids))
-        size = self._size(request, len(unpack_tokens(request.prompt_ids)))
+            return len(request.prompt_ids) // TOKEN_BYTES
+        size = self._size(request, len(request.prompt_ids) // TOKEN_BYTES)
         return size.num_whole_blocks * self._block_tokens + size.num_tail_tokens
 
     def num_public_tokens(self, request: TraceRequest) -> int:

@@ -9,6 +9,7 @@ from itertools import count
 from random import Random
 from typing import Self
 
+from prefixcache_client.errors import PrefixCacheClientError
 from prefixcache_client.load.session import Session, Turn
 from prefixcache_client.load.workloads.amount import Amount
 from prefixcache_client.load.workloads.flags import check_settings, describe, setting
@@ -55,10 +56,18 @@ class SharedPrefix:
         return None if self.users is None else self.groups * self.users
 
     def fitted_to(self, server: Mapping[str, str | int | float]) -> Self:
-        """The same for a server that describes itself so. Raises PromptTooLongError."""
+        """The same for a server that describes itself so.
+
+        Raises PromptTooLongError, or PrefixCacheClientError when nobody can diverge inside a block.
+        """
         limits = Limits.of(server)
         prompt_tokens = self.common_tokens + self.prefix_tokens.most_count + self.suffix_tokens.most_count
         limits.require_room("a prompt", prompt_tokens, self.output_tokens.most_count)
+        if self.diverging and (limits.block_size == 1 or self.prefix_tokens.least < 2):
+            raise PrefixCacheClientError(
+                f"no user can leave a prefix of {self.prefix_tokens} tokens inside a block of "
+                f"{limits.block_size}: set diverging to 0"
+            )
         return replace(self, limits=limits)
 
     def warm_up(self) -> Iterator[Session]:
@@ -68,7 +77,7 @@ class SharedPrefix:
         prompts = self._prompts()
         for group in range(self.groups):
             shared = self._prefix(prompts, group)
-            own = prompts.run("warm-up", group, 1)
+            own = prompts.run(f"user-{group}", -1, 1)  # unlike that of any user
             turns = (Turn(prompt=prompts.opening(shared, own), max_tokens=1),)
             for tenant in range(self.tenants if self.private else 1):
                 yield self._session(prompts, turns, tenant, num_shared_tokens=len(shared))

@@ -79,12 +79,12 @@ class Tenants:
         for number, (seconds, tenant) in enumerate(self._arrivals(prompts, rates)):
             rng = prompts.rng("settings", number)
             suffix = prompts.run(f"suffix-{tenant}", number, self.suffix_tokens.draw_count(rng))
-            prompt, max_tokens = (
-                prompts.opening(prefix_of(tenant), suffix),
-                self.output_tokens.draw_count(rng),
+            turn = Turn(
+                prompt=prompts.opening(prefix_of(tenant), suffix),
+                max_tokens=self.output_tokens.draw_count(rng),
             )
             yield Session(
-                turns=(Turn(prompt=prompt, max_tokens=max_tokens),),
+                turns=(turn,),
                 tenant=tenant_name(tenant, rates.num_tenants),
                 seconds=seconds,
             )

@@ -19,6 +19,8 @@ from prefixcache_client.load.workloads.limits import Limits
 from prefixcache_client.load.workloads.recorded_calls import Call, read_calls, session_files
 from prefixcache_client.messages import Message, Prompt
 
+_REMEDY = "leave out what is too long (--clip)"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSessions:
@@ -77,7 +79,7 @@ class TextSessions:
         system = self._system()
         for calls in self._recorded(left_out):
             turns = fitted._turns(calls, system)
-            num_sessions += 1
+            num_sessions += bool(turns)
             num_turns += len(calls)
             num_sent += len(turns)
         if not num_sent:
@@ -118,17 +120,22 @@ class TextSessions:
             if call.growth is None:
                 talk = [] if system is None else [_message("system", system)]
                 num_tokens = self._num_tokens(system or "")
-            asked = call.input if call.growth is None else call.growth
-            talk.append(_message("user", asked))
-            num_tokens += self._num_tokens(asked)
+            asked = _message("user", call.input if call.growth is None else call.growth)
+            if talk and talk[-1]["role"] == "user":  # not answered; many templates want roles in turn
+                talk[-1] = _message("user", talk[-1]["content"] + asked["content"])
+            else:
+                talk.append(asked)
+            num_tokens += self._num_tokens(asked["content"])
             if not self.limits.fits(num_tokens, max_tokens):
                 if self.clip:
                     break
-                self.limits.require_room(f"a prompt of {self.recording}, estimated,", num_tokens, max_tokens)
+                self.limits.require_room(
+                    f"a prompt of {self.recording}, estimated,", num_tokens, max_tokens, remedy=_REMEDY
+                )
             continues = self.answers == "ours" and call.growth is not None
             turns.append(
                 Turn(
-                    prompt=self._prompt(talk[-1:] if continues else talk),
+                    prompt=self._prompt([asked] if continues else talk),
                     max_tokens=max_tokens,
                     continues=continues,
                     think_seconds=(call.seconds - seconds) * self.think_scale,
@@ -137,7 +144,7 @@ class TextSessions:
             seconds = call.seconds
             if self.answers == "ours":
                 num_tokens += max_tokens
-            else:
+            elif call.output:
                 talk.append(_message("assistant", call.output))
                 num_tokens += self._num_tokens(call.output)
         return turns
@@ -152,7 +159,7 @@ class TextSessions:
 
     def _prompt(self, messages: list[Message]) -> Prompt:
         if self.prompt_form == "messages":
-            return [message for message in messages if message["content"]]
+            return list(messages)
         return "".join(message["content"] for message in messages)
 
     def _system(self) -> str | None:

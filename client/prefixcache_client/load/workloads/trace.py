@@ -17,6 +17,8 @@ from prefixcache_client.load.workloads.limits import Limits
 from prefixcache_client.load.workloads.prompts import PromptForm, Prompts
 from prefixcache_client.load.workloads.recorded_prompts import RecordedPrompts
 
+_REMEDY = "clip what is too long (--clip), or scale all lengths down (--length-scale)"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedTrace:
@@ -68,14 +70,12 @@ class RecordedTrace:
         for request in islice(trace, self.limit):
             num_requests += 1
             what = f"prompt {num_requests} of {trace.name}"
-            num_prompt_tokens, num_output_tokens = (
-                recorded.num_tokens(request),
-                self._num_output_tokens(request),
-            )
+            num_prompt_tokens = recorded.num_tokens(request)
+            num_output_tokens = self._num_output_tokens(request)
             if self.clip:
                 num_clipped += not limits.fits(num_prompt_tokens, num_output_tokens)
             else:
-                limits.require_room(what, num_prompt_tokens, num_output_tokens)
+                limits.require_room(what, num_prompt_tokens, num_output_tokens, remedy=_REMEDY)
             if trace.has_tokens and max(unpack_tokens(request.prompt_ids)) >= limits.vocabulary_size:
                 raise PrefixCacheClientError(
                     f"{what} has tokens that the server has not: its last is {limits.vocabulary_size - 1:,}"

@@ -14,7 +14,7 @@ from prefixcache_worker.server.access.caller import Caller
 from prefixcache_worker.server.access.tenant_limits import TenantLimits
 from prefixcache_worker.server.access.tenant_quotas import TenantQuotas
 from prefixcache_worker.server.call_metadata import call_metadata
-from prefixcache_worker.server.request_record import RequestRecord
+from prefixcache_worker.server.request_record import RequestRecord, RequestTracer
 
 MIN_REMEMBERED_BURSTS = 1024
 """When there are more, those of tenants that have rested are forgotten."""
@@ -48,10 +48,13 @@ class Admission:
         *,
         clock: Callable[[], float] = time.monotonic,
         count: Callable[[str, str], None] = lambda method, code: None,
+        tracer: RequestTracer | None = None,
     ) -> None:
-        """`count` hears the method and the status code of every request that has ended, refused ones too."""
+        """`count` hears the method and the status code of every request that has ended, refused ones too, and
+        `tracer` all that is known of it."""
         self._quotas = quotas
         self._count = count
+        self._tracer = tracer
         self._clock = clock
         self._num_live: Counter[str] = Counter()
         self._bursts: dict[str, Burst] = {}
@@ -77,6 +80,7 @@ class Admission:
             call=call,
             clock=self._clock,
             count=self._count,
+            tracer=self._tracer,
         )
         with record.logged():
             self._take(caller.tenant, caller.limits)

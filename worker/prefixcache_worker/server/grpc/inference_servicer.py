@@ -68,11 +68,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             checked = await checked_request(
                 request, caller=caller, model=self._model, engine_loop=self._engine_loop
             )
+            record.request, record.is_chat = checked, request.HasField("chat")
             async with self._engine_loop.submit(checked, deadline=deadline) as stream:
                 await send_request_id(context, record.request_id)
                 async for event in stream.joined():
                     if isinstance(event, Completion):
-                        record.usage = event.usage
+                        record.note_completion(event)
                     for message in event_to_protos(event):
                         await context.write(message)
 

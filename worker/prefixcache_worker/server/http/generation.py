@@ -82,7 +82,7 @@ class Answering(NamedTuple, Generic[ChunkT]):
         with self.running.translated.errors_in_body():
             async for event in self.running.stream.joined():
                 if isinstance(event, Completion):
-                    self.running.record.usage = event.usage
+                    self.running.record.note_completion(event)
                 else:
                     yield self.chunks.push(event)
 
@@ -201,6 +201,7 @@ class Generation:
                 request = await checked_request(
                     translated.message, caller=caller, model=self._model, engine_loop=self._engine_loop
                 )
+                record.request, record.is_chat = request, translated.message.HasField("chat")
                 stream = self._engine_loop.submit(request)
             async with stream:
                 yield Running(translated, request, stream, record)

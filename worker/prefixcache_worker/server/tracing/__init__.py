@@ -1,0 +1,1 @@
+"""OpenTelemetry traces of requests, for who asks for them."""
