@@ -176,10 +176,12 @@ def test_what_speaks_against_a_measurement_is_told() -> None:
 
 
 def test_the_same_seed_compares_the_same() -> None:
-    first, second = load(seed=1), load(seed=2)
+    first, second = load(seed=1, num_sessions=20), load(seed=2, num_sessions=20)
 
-    assert compare(first, second, seed=3) == compare(first, second, seed=3)
-    assert compare(first, second, seed=3) != compare(first, second, seed=4)
+    comparison = compare(first, second, seed=3)
+
+    assert comparison == compare(first, second, seed=3)
+    assert comparison != compare(first, second, seed=4)
 
 
 def test_measurements_of_nothing_can_be_compared() -> None:
