@@ -36,14 +36,17 @@ def read_tenant_keys(path: str, *, api_key: str | None) -> TenantKeys:
 
     Raises OSError, and PrefixCacheClientError, which names the line and shows no key.
     """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise PrefixCacheClientError(f"{path} is no UTF-8 text") from None
     by_tenant: dict[str, str] = {}
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
-        text = line.strip()
-        if not text or text.startswith("#"):
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
             continue
-        tenant, _, key = text.rpartition(" ")
+        *tenant, key = line.rsplit(maxsplit=1)
         try:
-            by_tenant[checked_tenant(tenant.strip())] = checked_api_key(key)
+            by_tenant[checked_tenant("".join(tenant).strip())] = checked_api_key(key)
         except ValueError as error:
             raise PrefixCacheClientError(f"{path}, line {number}: must be TENANT KEY: {error}") from None
     return TenantKeys(api_key=api_key, by_tenant=by_tenant)
