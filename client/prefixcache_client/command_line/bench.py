@@ -192,8 +192,12 @@ def _report(arguments: argparse.Namespace, measurement: Measurement, arrivals: A
     summary = summarize(measurement, arguments.slo)
     if arguments.json != "-":
         console().print(summary_view(summary))
-        if isinstance(arrivals, Ramp):
-            console().print(table_view(ramp_table(arrivals, measurement.results)))
+    if isinstance(arrivals, Ramp):
+        table = ramp_table(arrivals, measurement.results)
+        if arguments.json == "-":
+            print(table.remark, file=sys.stderr)
+        else:
+            console().print(table_view(table))
     if arguments.json is not None:
         write_measurement(measurement, summary, arguments.json)
     if arguments.csv is not None:
