@@ -130,7 +130,7 @@ def _legend(series: Series, index: int) -> str:
 
 def _chart_table(chart: Chart) -> Iterator[str]:
     """The numbers behind the lines. Dots are left out: every request is in the JSON and in the CSV."""
-    yield '<details><summary>Numbers</summary><div class="scroll">'
+    yield '<details><summary>Numbers</summary><div class="scroll" tabindex="0">'
     for series in chart.series:
         if series.style == "dots":
             continue
@@ -185,7 +185,7 @@ def _bar_figure(
 
 def _table_card(table: ReportTable) -> str:
     remark = f'<p class="remark">{escape(table.remark)}</p>' if table.remark else ""
-    return f'<div class="table"><div class="scroll">{_table(table)}</div>{remark}</div>'
+    return f'<div class="table"><div class="scroll" tabindex="0">{_table(table)}</div>{remark}</div>'
 
 
 def _table(table: ReportTable) -> str:
