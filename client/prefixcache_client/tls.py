@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 from dataclasses import dataclass
 
 import grpc
@@ -34,6 +35,13 @@ class Tls:
             private_key=_content(self.key),
             certificate_chain=_content(self.certificate),
         )
+
+    def ssl_context(self) -> ssl.SSLContext:
+        """What HTTP makes of the files; without `ca`, the machine's own authorities. Raises OSError."""
+        context = ssl.create_default_context(cafile=self.ca)
+        if self.certificate is not None:
+            context.load_cert_chain(self.certificate, self.key)
+        return context
 
 
 def _content(path: StrPath | None) -> bytes | None:

@@ -1,12 +1,12 @@
 """Recorded requests, in three formats that are told apart by what is in the file.
 
 Mooncake: one JSON object a line with `timestamp` (milliseconds), `hash_ids` (one for each block of
-512 tokens) and `output_length`.
+512 tokens), `output_length`, and mostly `input_length`, the tokens of the prompt.
 
 Coding-agent sessions: one JSON object a file with `block_size` and `requests`, each of those with `t`
-(seconds), `model`, `hash_ids` and `out`. A request that has `requests` of its own is a subagent, whose
-times count from its start. Ids mean something only within their file. A folder of such files is one
-trace, in which all sessions start together.
+(seconds), `model`, `hash_ids`, `out`, and mostly `in`, the tokens of the prompt. A request that has
+`requests` of its own is a subagent, whose times count from its start. Ids mean something only within
+their file. A folder of such files is one trace, in which all sessions start together.
 
 Our own: one JSON object a line, such as
 
@@ -26,18 +26,22 @@ Our own: one JSON object a line, such as
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
+from typing import Protocol
 
 from prefixcache.namespace import Namespace
 from prefixcache.replay.trace_fields import (
     ID_LIMIT,
+    OnBroken,
     TraceError,
     TraceFields,
     fields_of_file,
     fields_of_lines,
     first_fields,
+    leaving_out,
 )
 from prefixcache.token_chunks import PackedTokens, pack_tokens
 
@@ -58,6 +62,8 @@ class TraceRequest:
     namespace: Namespace
     prompt_ids: PackedTokens
     """At least one."""
+    num_prompt_tokens: int | None = None
+    """Where ids are blocks: as recorded, which ends inside the last block, or behind it; None: not told."""
     num_public_ids: int = 0
     """Ids at the beginning of the prompt that other tenants may share."""
     output_ids: PackedTokens = _NO_IDS
@@ -78,6 +84,7 @@ class Trace:
     has_tokens: bool
     """Whether an id is a token. Otherwise it stands for a block and all that is before it."""
     num_requests: int
+    """Of a file of lines: its lines, those that are broken too."""
     read: Callable[[], Iterator[TraceRequest]]
     """Begins to read; what iterating does."""
 
@@ -85,28 +92,58 @@ class Trace:
         return self.read()
 
 
-def read_trace(path: str | Path) -> Trace:
+def read_trace(path: str | Path, *, on_broken: OnBroken | None = None) -> Trace:
     """The trace in a file, or in a folder of coding-agent sessions.
 
     Lines are read when the trace is iterated, one at a time; sessions are read now, since they
     have to be merged. Raises TraceError, or OSError.
+
+    With `on_broken`, lines, sessions of a folder and requests of a session that are broken are left out
+    instead, and each is told to it when it is read: lines at every iteration.
     """
     path = Path(path)
     if path.is_dir():
-        return _session_trace(path, sorted(path.glob("*.json")))
-    first = first_fields(path)
+        return _session_trace(path, sorted(path.glob("*.json")), on_broken)
+    first = _first_fields(path, is_lenient=on_broken is not None)
     if "requests" in first:
-        return _session_trace(path, [path])
-    if "timestamp" in first and "hash_ids" in first:
-        return _line_trace(path, _mooncake_requests, block_size=MOONCAKE_BLOCK_SIZE, has_tokens=False)
-    if "t" in first and "block_size" in first:
-        block_size, has_tokens = first.count("block_size", minimum=1), "token_ids" in first
-        read = partial(_own_requests, block_size=block_size, has_tokens=has_tokens)
-        return _line_trace(path, read, block_size=block_size, has_tokens=has_tokens)
-    raise first.error(
-        "no trace begins like this; give Mooncake's format, coding-agent sessions, "
-        "or lines with 't', 'tenant', 'block_size', 'hash_ids' or 'token_ids', and 'output_length'"
+        return _session_trace(path, [path], on_broken)
+    if _is_mooncake(first):
+        return _line_trace(
+            path, _MooncakeReader, block_size=MOONCAKE_BLOCK_SIZE, has_tokens=False, on_broken=on_broken
+        )
+    block_size, has_tokens = first.count("block_size", minimum=1), "token_ids" in first
+    return _line_trace(
+        path,
+        lambda: _OwnReader(block_size, has_tokens=has_tokens),
+        block_size=block_size,
+        has_tokens=has_tokens,
+        on_broken=on_broken,
     )
+
+
+def _first_fields(path: Path, *, is_lenient: bool) -> TraceFields:
+    """The first object that a trace can begin with. Only a lenient reading looks behind the first line."""
+    if is_lenient:
+        found = next(filter(_is_good_beginning, fields_of_lines(path, lambda _: None)), None)
+        if found is not None:
+            return found
+    first = first_fields(path)
+    if not ("requests" in first or _is_mooncake(first) or ("t" in first and "block_size" in first)):
+        raise first.error(
+            "no trace begins like this; give Mooncake's format, coding-agent sessions, "
+            "or lines with 't', 'tenant', 'block_size', 'hash_ids' or 'token_ids', and 'output_length'"
+        )
+    return first
+
+
+def _is_good_beginning(fields: TraceFields) -> bool:
+    with suppress(TraceError):
+        return "requests" in fields or _is_mooncake(fields) or fields.count("block_size", minimum=1) > 0
+    return False
+
+
+def _is_mooncake(fields: TraceFields) -> bool:
+    return "timestamp" in fields and "hash_ids" in fields
 
 
 class _BlockNumbers:
@@ -121,10 +158,22 @@ class _BlockNumbers:
         return pack_tokens([numbers.setdefault(offset + an_id, len(numbers)) for an_id in ids])
 
 
-_Reader = Callable[[Iterator[TraceFields]], Iterator[TraceRequest]]
+class _Reader(Protocol):
+    """Makes requests of the lines of one file, in their order."""
+
+    def request(self, fields: TraceFields) -> TraceRequest:
+        """Raises TraceError; then it is as if the line were not there."""
+        ...
 
 
-def _line_trace(path: Path, read: _Reader, *, block_size: int, has_tokens: bool) -> Trace:
+def _line_trace(
+    path: Path,
+    reader: Callable[[], _Reader],
+    *,
+    block_size: int,
+    has_tokens: bool,
+    on_broken: OnBroken | None,
+) -> Trace:
     with path.open("rb") as file:
         num_requests = sum(not line.isspace() for line in file)
     return Trace(
@@ -132,49 +181,66 @@ def _line_trace(path: Path, read: _Reader, *, block_size: int, has_tokens: bool)
         block_size=block_size,
         has_tokens=has_tokens,
         num_requests=num_requests,
-        read=lambda: read(fields_of_lines(path)),
+        read=lambda: _line_requests(path, reader(), on_broken),
     )
 
 
-def _mooncake_requests(lines: Iterator[TraceFields]) -> Iterator[TraceRequest]:
-    numbers = _BlockNumbers()
-    namespace = Namespace(DEFAULT_NAME, DEFAULT_NAME)
-    now = 0.0
-    for fields in lines:
-        now = _not_before(now, fields, "timestamp")
-        yield TraceRequest(
+def _line_requests(path: Path, reader: _Reader, on_broken: OnBroken | None) -> Iterator[TraceRequest]:
+    for fields in fields_of_lines(path, on_broken):
+        with leaving_out(on_broken):
+            yield reader.request(fields)
+
+
+class _MooncakeReader:
+    """Mooncake's lines."""
+
+    def __init__(self) -> None:
+        self._numbers = _BlockNumbers()
+        self._namespace = Namespace(DEFAULT_NAME, DEFAULT_NAME)
+        self._now = 0.0
+
+    def request(self, fields: TraceFields) -> TraceRequest:
+        now = _not_before(self._now, fields, "timestamp")
+        request = TraceRequest(
             arrival_seconds=now / 1000,
-            namespace=namespace,
-            prompt_ids=numbers.pack(_prompt(fields, "hash_ids")),
+            namespace=self._namespace,
+            prompt_ids=self._numbers.pack(_prompt(fields, "hash_ids")),
+            num_prompt_tokens=_num_prompt_tokens(fields, "input_length"),
             num_output_tokens=fields.count("output_length"),
         )
+        self._now = now
+        return request
 
 
-def _own_requests(
-    lines: Iterator[TraceFields], *, block_size: int, has_tokens: bool
-) -> Iterator[TraceRequest]:
-    numbers = _BlockNumbers()
-    namespace_of = cache(Namespace)  # one object for each, since it keeps its encoding
-    now = 0.0
-    for fields in lines:
-        now = _not_before(now, fields, "t")
-        if fields.count("block_size") != block_size:
-            raise fields.error(f"'block_size' is not {block_size}, as it was in the first line")
+class _OwnReader:
+    """Lines of our own format."""
+
+    def __init__(self, block_size: int, *, has_tokens: bool) -> None:
+        self._block_size = block_size
+        self._has_tokens = has_tokens
+        self._numbers = _BlockNumbers()
+        self._namespace_of = cache(Namespace)  # one object for each, since it keeps its encoding
+        self._now = 0.0
+
+    def request(self, fields: TraceFields) -> TraceRequest:
+        now = _not_before(self._now, fields, "t")
+        if fields.count("block_size") != self._block_size:
+            raise fields.error(f"'block_size' is not {self._block_size}, as it was in the first line")
         output_ids: list[int] = []
-        if has_tokens:
+        if self._has_tokens:
             ids = _prompt(fields, "token_ids", limit=_TOKEN_LIMIT)
             prompt_ids, tokens_per_id = pack_tokens(ids), 1
             if "output_ids" in fields:
                 output_ids = fields.ids("output_ids", limit=_TOKEN_LIMIT)
         else:
             ids = _prompt(fields, "hash_ids")
-            prompt_ids, tokens_per_id = numbers.pack(ids), block_size
+            prompt_ids, tokens_per_id = self._numbers.pack(ids), self._block_size
         num_public_tokens = fields.count("public_tokens", default=0)
         if num_public_tokens > len(ids) * tokens_per_id:
             raise fields.error(f"'public_tokens' is {num_public_tokens}, more than the prompt has")
-        yield TraceRequest(
+        request = TraceRequest(
             arrival_seconds=now,
-            namespace=namespace_of(
+            namespace=self._namespace_of(
                 fields.text("model", DEFAULT_NAME),
                 fields.text("tenant"),
                 fields.text("salt", ""),
@@ -185,30 +251,39 @@ def _own_requests(
             output_ids=pack_tokens(output_ids),
             num_output_tokens=len(output_ids) or fields.count("output_length"),
         )
+        self._now = now
+        return request
 
 
-def _session_trace(path: Path, files: list[Path]) -> Trace:
-    sessions = [fields_of_file(file) for file in files]
-    if not sessions:
+def _session_trace(path: Path, files: list[Path], on_broken: OnBroken | None) -> Trace:
+    if not files:
         raise TraceError(f"{path} holds no .json file; give a folder of coding-agent sessions, or one file")
-    block_size = sessions[0].count("block_size", minimum=1)
+    block_size: int | None = None
     numbers = _BlockNumbers()
     namespace_of = cache(Namespace)
     requests = []
-    for file_index, session in enumerate(sessions):
-        if session.count("block_size") != block_size:
-            raise session.error(f"'block_size' is not {block_size}, as it is in {files[0].name}")
-        if session.text("hash_id_scope", "local") != "local":
-            raise session.error("'hash_id_scope' must be \"local\": ids that count in their file alone")
-        for start, fields in _session_requests(session, start=0.0):
-            requests.append(
-                TraceRequest(
-                    arrival_seconds=start + fields.seconds("t"),
-                    namespace=namespace_of(fields.text("model", DEFAULT_NAME), DEFAULT_NAME),
-                    prompt_ids=numbers.pack(_prompt(fields, "hash_ids"), file_index=file_index),
-                    num_output_tokens=fields.count("out"),
-                )
-            )
+    for file_index, file in enumerate(files):
+        with leaving_out(on_broken):
+            session = fields_of_file(file)
+            if block_size is None:
+                block_size, first_name = session.count("block_size", minimum=1), file.name
+            if session.count("block_size") != block_size:
+                raise session.error(f"'block_size' is not {block_size}, as it is in {first_name}")
+            if session.text("hash_id_scope", "local") != "local":
+                raise session.error("'hash_id_scope' must be \"local\": ids that count in their file alone")
+            for start, fields in _session_requests(session, start=0.0, on_broken=on_broken):
+                with leaving_out(on_broken):
+                    requests.append(
+                        TraceRequest(
+                            arrival_seconds=start + fields.seconds("t"),
+                            namespace=namespace_of(fields.text("model", DEFAULT_NAME), DEFAULT_NAME),
+                            prompt_ids=numbers.pack(_prompt(fields, "hash_ids"), file_index=file_index),
+                            num_prompt_tokens=_num_prompt_tokens(fields, "in"),
+                            num_output_tokens=fields.count("out"),
+                        )
+                    )
+    if block_size is None:
+        raise TraceError(f"{path}: none of its {len(files)} sessions can be read")
     requests.sort(key=lambda request: request.arrival_seconds)
     return Trace(
         name=path.name,
@@ -219,11 +294,15 @@ def _session_trace(path: Path, files: list[Path]) -> Trace:
     )
 
 
-def _session_requests(group: TraceFields, *, start: float) -> Iterator[tuple[float, TraceFields]]:
+def _session_requests(
+    group: TraceFields, *, start: float, on_broken: OnBroken | None
+) -> Iterator[tuple[float, TraceFields]]:
     """The requests of a session or a subagent, each with the time that its `t` counts from."""
-    for fields in group.objects("requests"):
+    for fields in group.objects("requests", on_broken):
         if "requests" in fields:
-            yield from _session_requests(fields, start=start + fields.seconds("t"))
+            with leaving_out(on_broken):
+                start_of_subagent = start + fields.seconds("t")
+                yield from _session_requests(fields, start=start_of_subagent, on_broken=on_broken)
         else:
             yield start, fields
 
@@ -233,6 +312,10 @@ def _prompt(fields: TraceFields, name: str, *, limit: int = ID_LIMIT) -> list[in
     if not ids:
         raise fields.error(f"{name!r} is empty; a prompt has at least one id")
     return ids
+
+
+def _num_prompt_tokens(fields: TraceFields, name: str) -> int | None:
+    return fields.count(name, minimum=1) if name in fields else None
 
 
 def _not_before(now: float, fields: TraceFields, name: str) -> float:

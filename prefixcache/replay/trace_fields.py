@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,21 @@ ID_LIMIT = 1 << 64
 
 class TraceError(PrefixCacheError, ValueError):
     """A trace cannot be read. The message names the file, the place in it, and what is wrong there."""
+
+
+OnBroken = Callable[[TraceError], None]
+"""Is told of what a lenient reading leaves out."""
+
+
+@contextmanager
+def leaving_out(on_broken: OnBroken | None) -> Iterator[None]:
+    """A block that ends early when what it reads is broken: `on_broken` is told, or else the error raised."""
+    try:
+        yield
+    except TraceError as error:
+        if on_broken is None:
+            raise
+        on_broken(error)
 
 
 class TraceFields:
@@ -64,13 +80,14 @@ class TraceFields:
                 raise self.error(f"{name!r} has {_shown(an_id)}; integers from 0 to {limit - 1} are expected")
         return value
 
-    def objects(self, name: str) -> Iterator[TraceFields]:
-        """The objects in a list. Their places are numbered from 1."""
+    def objects(self, name: str, on_broken: OnBroken | None = None) -> Iterator[TraceFields]:
+        """The objects in a list. Their places are numbered from 1. What is no object goes to `on_broken`."""
         value = self._value(name)
         if not isinstance(value, list):
             raise self.error(f"{name!r} is {_shown(value)}; a list of objects is expected")
         for number, item in enumerate(value, 1):
-            yield TraceFields(item, f"{self._place}: {name} {number}")
+            with leaving_out(on_broken):
+                yield TraceFields(item, f"{self._place}: {name} {number}")
 
     def _value(self, name: str, default: object = None) -> Any:
         value = self._values.get(name, default)
@@ -79,12 +96,18 @@ class TraceFields:
         return value
 
 
-def fields_of_lines(path: Path) -> Iterator[TraceFields]:
-    """One object a line; blank lines are skipped. Raises TraceError, or OSError."""
+def fields_of_lines(path: Path, on_broken: OnBroken | None = None) -> Iterator[TraceFields]:
+    """One object a line; blank lines are skipped. Lines that hold none go to `on_broken`.
+
+    Raises TraceError without it, or OSError.
+    """
     with path.open("rb") as file:
         for line_number, line in enumerate(file, 1):
             if not line.isspace():
-                yield TraceFields(_parse(line, path, line_number), f"{path}:{line_number}")
+                with leaving_out(on_broken):
+                    yield TraceFields(
+                        _parse(line.rstrip(b"\r\n"), path, line_number), f"{path}:{line_number}"
+                    )
 
 
 def fields_of_file(path: Path) -> TraceFields:

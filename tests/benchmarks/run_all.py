@@ -73,6 +73,7 @@ BENCHMARKS = {
         "client runs on the same cores and leaves messages as bytes.",
     ),
     "eviction": Benchmark("Eviction on recorded traffic"),
+    "load": Benchmark("Loading, watching and diagnosing"),
 }
 
 

@@ -141,6 +141,22 @@ def test_a_limit_stops_early_and_says_so(trace: str, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.startswith("trace.jsonl: the first 2 of 4 requests")
 
 
+def test_broken_lines_are_left_out_when_asked_for_and_named(
+    trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open(trace, "a") as file:
+        file.write('{"t": 0, "tenant"\n')
+    assert replay(trace, "--policies", "lru", "--capacities", "8") == 1
+    assert capsys.readouterr().err.startswith(f"prefixcache: {trace}:5: damaged JSON")
+
+    assert replay(trace, "--policies", "lru", "--capacities", "8", "--skip-broken") == 0
+
+    printed = capsys.readouterr()
+    assert printed.out.startswith("trace.jsonl: 4 requests")
+    assert printed.err.startswith(f"prefixcache: left out: {trace}:5: damaged JSON at column 18")
+    assert printed.err.count("\n") == 1
+
+
 def test_ctrl_c_shows_what_there_is_and_is_130(
     trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -175,7 +175,7 @@ def sampling_options(arguments: argparse.Namespace) -> GenerateOptions:
     }
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
+def add_json(parser: argparse._ActionsContainer) -> None:
     """`--json`."""
     parser.add_argument(
         "--json",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from prefixcache import POLICIES, TenantQuota
-from prefixcache.replay import Comparison, Trace, read_trace
+from prefixcache.replay import Comparison, LeftOut, Trace, read_trace
 from prefixcache_client.command_line import arguments as common
 from prefixcache_client.command_line.output import console, write_result
 from prefixcache_client.command_line.pictures import picture_path, require_matplotlib
@@ -69,6 +70,11 @@ def add_parser(subparsers: Subparsers) -> None:
             help=f"blocks of a tenant: {what}; may be repeated",
         )
     parser.add_argument("--limit", type=common.positive_int, metavar="N", help="stop after N requests")
+    parser.add_argument(
+        "--skip-broken",
+        action="store_true",
+        help="leave out lines and requests that are broken, and say which",
+    )
     parser.add_argument("--optimum", action="store_true", help="also what a cache that knows the future hits")
     common.add_json(parser)
     parser.add_argument("--csv", type=common.file_path, metavar="FILE", help="write the same rows as CSV")
@@ -88,7 +94,9 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.picture is not None:
         require_matplotlib()
-    trace = read_trace(arguments.trace)
+    left_out = LeftOut()
+    trace = read_trace(arguments.trace, on_broken=left_out if arguments.skip_broken else None)
+    num_broken_requests = left_out.num_broken  # of sessions; lines are read later
     quotas = _quotas(arguments)
     comparison = Comparison(
         trace,
@@ -100,12 +108,14 @@ def run(arguments: argparse.Namespace) -> int:
     with _interruptible() as is_interrupted:
         screen = console(stderr=arguments.json == "-")
         num_requests = _replay(comparison, trace, arguments.limit, screen, is_interrupted)
+    for sentence in left_out.sentences():
+        print(f"prefixcache: {sentence}", file=sys.stderr)
     result = ReplayResult(
         trace=trace.name,
         block_size=trace.block_size,
         id_unit="token" if trace.has_tokens else "block",
         num_requests=num_requests,
-        num_trace_requests=trace.num_requests,
+        num_trace_requests=trace.num_requests - (left_out.num_broken - num_broken_requests),
         tenants=comparison.tenants(),
         quotas=quotas,
         rows=comparison.rows(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import statistics
 import time
 from collections.abc import Sequence
@@ -10,7 +11,9 @@ from dataclasses import dataclass, replace
 
 from prefixcache_client.answers import Generation, ModelInfo
 from prefixcache_client.async_client import AsyncClient
-from prefixcache_client.command_line.shared_prefix import SharedPrefixLoad
+
+_LEAST_TOKEN_ID = 100
+"""Special tokens lie below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +69,10 @@ class SchemesLoad:
 
     def prompts(self, num_requests: int, vocabulary_size: int, seed: int) -> list[list[int]]:
         """Random tokens; the same seed makes the same ones."""
-        return SharedPrefixLoad(
-            prefix_tokens=self.prefix_tokens,
-            suffix_tokens=self.suffix_tokens,
-            requests=num_requests,
-            seed=seed,
-        ).prompts(vocabulary_size)
+        rng = random.Random(seed)
+        ids = range(min(_LEAST_TOKEN_ID, vocabulary_size - 1), vocabulary_size)
+        prefix = rng.choices(ids, k=self.prefix_tokens)
+        return [prefix + rng.choices(ids, k=self.suffix_tokens) for _ in range(num_requests)]
 
     async def send(self, client: AsyncClient, prompts: Sequence[Sequence[int]]) -> Burst:
         """Send one request for each prompt, all at once, to a worker that has nothing else to do.

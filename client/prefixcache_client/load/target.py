@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from prefixcache_client.cache_answers import Stats
@@ -21,6 +23,11 @@ class Answered(NamedTuple):
     prompt_tokens: int
     cached_tokens: int | None
     output_tokens: int
+
+
+def token_gaps(moments: Sequence[float]) -> tuple[float, ...]:
+    """`Answered.token_gaps` of messages with tokens that came at these moments."""
+    return tuple(later - earlier for earlier, later in pairwise(moments))
 
 
 class Refused(Exception):  # noqa: N818 - it is an answer, not a fault of ours
