@@ -66,8 +66,8 @@ def part_table(what: str, parts: Sequence[Part]) -> ReportTable:
         f"By {what}",
         (
             what,
-            "requests",
-            "answered",
+            "sent",
+            "failed",
             "first p50",
             "first p99",
             "token p50",
@@ -80,7 +80,7 @@ def part_table(what: str, parts: Sequence[Part]) -> ReportTable:
             (
                 part.name or NO_NAME,
                 number(part.num_requests),
-                number(part.num_answered),
+                number(part.num_requests - part.num_answered),
                 _p50(part.latencies.first_token),
                 _p99(part.latencies.first_token),
                 _p50(part.latencies.per_token),

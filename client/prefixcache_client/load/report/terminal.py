@@ -18,10 +18,11 @@ def summary_view(summary: Summary) -> Group:
 
 
 def table_view(table: ReportTable) -> Table:
-    """One table. Numbers stand to the right."""
+    """One table. Numbers stand to the right, each on one line; their headings may take several."""
     view = Table(
         box=SIMPLE_HEAD,
         pad_edge=False,
+        padding=(0, 1, 0, 0),
         title=Text(table.title, style="bold"),
         title_justify="left",
         caption=Text(table.remark) if table.remark else None,
@@ -29,7 +30,10 @@ def table_view(table: ReportTable) -> Table:
         show_header=any(table.headings),
     )
     for i, heading in enumerate(table.headings):
-        view.add_column(Text(heading), justify="left" if is_text(table, i) else "right")
+        if is_text(table, i):
+            view.add_column(Text(heading))
+        else:
+            view.add_column(Text(heading.replace(" ", "\n")), justify="right", no_wrap=True)
     for row in table.rows:
         view.add_row(*map(Text, row))
     return view
