@@ -13,6 +13,7 @@ from prefixcache_client.command_line import (
     bench,
     chat,
     demo,
+    doctor,
     events,
     explain,
     generate,
@@ -52,6 +53,7 @@ _COMMANDS = (
     demo,
     bench,
     schemes,
+    doctor,
 )
 _BECOME_THE_WORKERS = ("serve", "keys", "plan")
 
