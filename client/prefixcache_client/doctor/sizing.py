@@ -46,6 +46,7 @@ def check_sizing(figures: SizingFigures) -> list[Finding]:
         _check_block_size(figures.info.block_size),
         _check_headroom(figures),
         _check_pool_as_asked(figures),
+        _check_longest(figures),
         _check_pool_against_peak(figures),
         _check_usage(figures.stats),
         _check_waste(figures.stats),
@@ -137,6 +138,24 @@ def _check_pool_as_asked(figures: SizingFigures) -> Finding:
         evidence=evidence,
         pitfall="pool-too-small",
         advice="Look at what is taken off between the setting and the allocation.",
+    )
+
+
+def _check_longest(figures: SizingFigures) -> Finding:
+    blocks, longest = figures.stats.blocks, figures.info.context_length
+    ratio = blocks.total * blocks.block_size / longest
+    evidence: dict[str, str | int | float] = {"blocks": blocks.total, "context_length": longest}
+    told = f"The pool has room for {ratio:.1f} requests of the longest kind, {longest:,} tokens"
+    if ratio >= POOL_OVER_PEAK:
+        return _healthy("pool against context", f"{told}.", evidence)
+    return Finding(
+        step=5,
+        name="pool against context",
+        verdict=Verdict.WARNING,
+        sentence=f"{told}: one of them takes it all, and whatever runs beside it gives way.",
+        evidence=evidence,
+        pitfall="pool-too-small",
+        advice="Give the pool more memory with --kv-memory, or allow shorter requests with --context-length.",
     )
 
 

@@ -79,6 +79,14 @@ def test_a_pool_smaller_than_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
+    ("context_length", "accusation"),
+    [(13_653, {}), (13_654, {"pool against context": "pool-too-small"})],
+)
+def test_one_and_a_half_of_the_longest_requests(context_length: int, accusation: dict[str, str]) -> None:
+    assert accused(checked(context_length=context_length)) == accusation
+
+
+@pytest.mark.parametrize(
     ("text", "num_bytes"),
     [
         ("1GiB", 2**30),
