@@ -13,6 +13,7 @@ from prefixcache_client.command_line import (
     bench,
     chat,
     demo,
+    doctor,
     events,
     explain,
     generate,
@@ -54,6 +55,7 @@ _COMMANDS = (
     demo,
     bench,
     schemes,
+    doctor,
 )
 _BECOME_THE_WORKERS = ("serve", "keys", "plan")
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 
-class Verdict(Enum):
+class Verdict(StrEnum):
     """Of one check."""
 
     HEALTHY = "healthy"
@@ -35,3 +36,8 @@ class Finding:
     """The entry of docs/pitfalls that tells of it, without .md; None where all is well."""
     advice: str = ""
     """The next thing to do; empty where there is nothing."""
+
+
+def examples(sentences: Sequence[str], *, most: int = 3) -> dict[str, str | int | float]:
+    """The first of them, as evidence."""
+    return {f"example_{i}": sentence for i, sentence in enumerate(sentences[:most], start=1)}
