@@ -1,0 +1,107 @@
+"""Reads of more rows than there are to see, which the faults of index arithmetic have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from prefixcache import BlockId
+from prefixcache_worker.attention.backend import AttentionBackend
+from prefixcache_worker.attention.by_window import distinct_windows
+from prefixcache_worker.attention.kv_store import KvStore
+from prefixcache_worker.attention.plan import SEGMENT_ROWS, AttentionPlan, SequenceSpan, WorkItem
+from prefixcache_worker.attention.planner import AttentionPlanner
+from prefixcache_worker.engine.engine import Engine
+from prefixcache_worker.model.model import StepAttention
+
+
+class Excess(NamedTuple):
+    """What is read of a sequence behind its last row."""
+
+    num_rows: int
+    block_ids: Sequence[BlockId] = ()
+    """Where the rows lie that its own table has no room for."""
+
+
+NO_EXCESS = Excess(0)
+
+ExcessOf = Callable[[Sequence[SequenceSpan]], Sequence[Excess]]
+"""The excess of each sequence of a step, in the order of the batch."""
+
+
+def read_in_excess(engine: Engine, excess_of: ExcessOf) -> None:
+    """From now on the engine's plans read these rows too, and its attention fetches them for nothing."""
+    windows = distinct_windows(engine.kv_store.layout.shape)
+    block_size = engine.cache.block_size
+    engine._planner = _ExcessPlanner(AttentionPlanner(block_size, windows), block_size, excess_of)
+    engine._attention = _ExcessBackend(engine._attention)
+
+
+class _ExcessPlanner(AttentionPlanner):
+    def __init__(self, planner: AttentionPlanner, block_size: int, excess_of: ExcessOf) -> None:
+        self._planner = planner
+        self._size = block_size
+        self._excess_of = excess_of
+
+    def plan(self, spans: Sequence[SequenceSpan]) -> tuple[AttentionPlan, ...]:
+        plans = self._planner.plan(spans)
+        return tuple(plan._replace(items=(*plan.items, *self._hidden_items(plan))) for plan in plans)
+
+    def _hidden_items(self, plan: AttentionPlan) -> Iterator[WorkItem]:
+        """Positions behind a sequence's end, which none of its tokens sees."""
+        token = 0
+        for span, excess in zip(plan.spans, self._excess_of(plan.spans), strict=True):
+            table = [*span.block_table, *excess.block_ids]
+            level, first, end = plan.num_levels, span.length, span.length + excess.num_rows
+            while first < end:
+                last = min(end, (first // SEGMENT_ROWS + 1) * SEGMENT_ROWS)
+                first_block = first // self._size
+                item = WorkItem(
+                    block_ids=tuple(table[first_block : -(-last // self._size)]),
+                    first_row=first % self._size,
+                    num_rows=last - first,
+                    first_position=first,
+                    first_token=token,
+                    num_tokens=span.num_tokens,
+                    level=level,
+                    num_sequences=1,
+                    masked=True,
+                )
+                yield item
+                first, level = last, level + item.num_levels
+            token += span.num_tokens
+
+
+class _ExcessBackend:
+    """Another backend, which gets the plan without the hidden items: their rows are only fetched."""
+
+    def __init__(self, backend: AttentionBackend) -> None:
+        self._backend = backend
+
+    def __call__(self, plan: AttentionPlan, store: KvStore) -> StepAttention:
+        positions = plan.positions
+        seen: list[WorkItem] = []
+        hidden_slots: list[int] = []
+        for item in plan.items:
+            if item.first_position > positions[item.first_token + item.num_tokens - 1]:
+                hidden_slots += item.slots(plan.block_size)
+            else:
+                seen.append(item)
+        attention = self._backend(plan._replace(items=tuple(seen)), store)
+        return _FetchingAttention(attention, store, hidden_slots)
+
+
+class _FetchingAttention:
+    def __init__(self, attention: StepAttention, store: KvStore, slots: list[int]) -> None:
+        self._attention = attention
+        self._store = store
+        self._slots = torch.tensor(slots, dtype=torch.int64)
+
+    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        output = self._attention.attend(layer, query, key, value)
+        if len(self._slots):
+            for pool in (self._store.keys, self._store.values):
+                pool.rows[layer].index_select(0, self._slots)  # a copy into a buffer that nobody looks at
+        return output
