@@ -13,7 +13,7 @@ from prefixcache_worker.attention.kv_format import KvDtype, KvFormat, KvScales
 from prefixcache_worker.config import WorkerConfig
 from prefixcache_worker.engine.engine import Engine
 from prefixcache_worker.errors import ConfigError
-from prefixcache_worker.faults.planting import IN_ENGINE
+from prefixcache_worker.faults.planting import FAULTS, IN_ENGINE
 from prefixcache_worker.server.build import assemble_worker
 
 INT8 = KvFormat(KvDtype.INT8, KvScales.TOKEN_HEAD)
@@ -211,16 +211,16 @@ def tiny_engine(fault: str | None, **settings: object) -> Engine:
     return worker.engine_loop._engine
 
 
-def test_pool_too_small_makes_requests_push_each_other_out():
-    preemptions, evictions, answers = {}, {}, {}
-    for fault in (None, "pool-too-small"):
-        engine = tiny_engine(fault, kv_blocks=160)
-        answers[fault] = answers_of(engine, {letter: stream(letter, 50)[:50] for letter in "abcde"})
-        stats = engine.stats()
-        preemptions[fault], evictions[fault] = stats.requests.preemptions, stats.blocks.evicted
-    assert answers["pool-too-small"] == answers[None]
-    assert (preemptions[None], evictions[None]) == (0, 0)
-    assert preemptions["pool-too-small"] > 0 < evictions["pool-too-small"]
+@pytest.mark.parametrize(("fault", "num_blocks"), [("pool-too-small", 10), (None, 200)])
+def test_pool_too_small_makes_requests_push_each_other_out(fault: str | None, num_blocks: int):
+    hand = hand_engine(num_blocks=tiny_engine(fault, kv_blocks=160).cache.num_blocks)
+    assert hand.cache.num_blocks == num_blocks
+    for letter in "abcde":
+        hand.add(stream(letter, 50), 40, request_id=letter)
+    hand.run()
+    stats, is_broken = hand.engine.stats(), fault is not None
+    assert (stats.requests.preemptions > 0, stats.blocks.evicted > 0) == (is_broken, is_broken)
+    assert [hand.tokens(letter) for letter in "abcde"] == [reference(stream(s, 50), 40) for s in "abcde"]
 
 
 @pytest.mark.parametrize(
@@ -240,3 +240,29 @@ def test_faults_in_settings_are_in_the_pool(
     engine = tiny_engine(fault, **settings)
     assert (engine.cache.num_blocks, engine.cache.block_size) == (num_blocks, block_size)
     assert (engine.kv_store.num_blocks, engine.kv_store.block_size) == (num_blocks, block_size)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_fault_can_be_planted_and_is_said_to_be_in_the_log(
+    fault: str, caplog: pytest.LogCaptureFixture
+):
+    tiny_engine(fault, kv_blocks=64, kv_dtype="int8")
+    [record] = [record for record in caplog.records if record.name == "prefixcache_worker.faults.planting"]
+    assert record.levelname == "WARNING"
+    assert record.message.startswith(f"THE FAULT {fault} IS PLANTED")
+
+
+def test_a_fault_that_is_not_there_is_refused():
+    with pytest.raises(
+        ConfigError, match="--plant-fault: there is no fault 'extra-rows'; did you mean extra-row"
+    ):
+        tiny_engine("extra-rows")
+    with pytest.raises(ConfigError, match="there is no fault 'x'; there are pool-too-small, tiny-blocks"):
+        tiny_engine("x")
+
+
+def test_a_scheme_that_shares_nothing_has_no_faults():
+    with pytest.raises(
+        ConfigError, match="--plant-fault late-free: it is made for --device cpu and --scheme shared"
+    ):
+        tiny_engine("late-free", scheme="paged")

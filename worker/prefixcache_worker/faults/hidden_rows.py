@@ -75,22 +75,20 @@ class _ExcessPlanner(AttentionPlanner):
 
 
 class _ExcessBackend:
-    """Another backend, which gets the plan without the hidden items: their rows are only fetched."""
+    """Another backend; what it only masks is copied besides, into a buffer that nobody looks at."""
 
     def __init__(self, backend: AttentionBackend) -> None:
         self._backend = backend
 
     def __call__(self, plan: AttentionPlan, store: KvStore) -> StepAttention:
         positions = plan.positions
-        seen: list[WorkItem] = []
-        hidden_slots: list[int] = []
-        for item in plan.items:
-            if item.first_position > positions[item.first_token + item.num_tokens - 1]:
-                hidden_slots += item.slots(plan.block_size)
-            else:
-                seen.append(item)
-        attention = self._backend(plan._replace(items=tuple(seen)), store)
-        return _FetchingAttention(attention, store, hidden_slots)
+        hidden_slots = [
+            slot
+            for item in plan.items
+            if item.first_position > positions[item.first_token + item.num_tokens - 1]
+            for slot in item.slots(plan.block_size)
+        ]
+        return _FetchingAttention(self._backend(plan, store), store, hidden_slots)
 
 
 class _FetchingAttention:
@@ -100,8 +98,7 @@ class _FetchingAttention:
         self._slots = torch.tensor(slots, dtype=torch.int64)
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        output = self._attention.attend(layer, query, key, value)
         if len(self._slots):
             for pool in (self._store.keys, self._store.values):
-                pool.rows[layer].index_select(0, self._slots)  # a copy into a buffer that nobody looks at
-        return output
+                pool.rows[layer].index_select(0, self._slots)
+        return self._attention.attend(layer, query, key, value)
