@@ -265,4 +265,4 @@ def test_a_scheme_that_shares_nothing_has_no_faults():
     with pytest.raises(
         ConfigError, match="--plant-fault late-free: it is made for --device cpu and --scheme shared"
     ):
-        tiny_engine("late-free", scheme="paged")
+        tiny_engine("late-free", scheme="paged", kv_blocks=64)
