@@ -14,6 +14,7 @@ from prefixcache_worker.config import WorkerConfig
 from prefixcache_worker.engine.engine import Engine
 from prefixcache_worker.errors import ConfigError
 from prefixcache_worker.faults.planting import FAULTS, IN_ENGINE
+from prefixcache_worker.model.model import AttentionWindow
 from prefixcache_worker.server.build import assemble_worker
 
 INT8 = KvFormat(KvDtype.INT8, KvScales.TOKEN_HEAD)
@@ -48,6 +49,14 @@ def excess_rows(fault: str, *lengths: int) -> tuple[int, int]:
 def test_a_fault_that_costs_only_speed_or_room_changes_no_answer(fault: str, backend: str):
     broken = answer_mixed_prompts(hand_engine(fault, backend=backend))
     assert broken == {name: reference(prompt, 20) for name, prompt in MIXED_PROMPTS.items()}
+
+
+@pytest.mark.parametrize("fault", ["extra-row", "stale-offset", "pad-to-longest", "growing-copy"])
+def test_faults_of_reads_change_no_answer_of_a_model_that_gives_blocks_back(fault: str):
+    windows = (AttentionWindow(24), AttentionWindow(40, num_sinks=4))
+    model = tiny_decoder(windows=windows)
+    broken = answer_mixed_prompts(hand_engine(fault, model=model))
+    assert broken == answer_mixed_prompts(hand_engine(model=model))
 
 
 @pytest.mark.parametrize("lengths", [(16,), (33, 70), (510, 20, 100)], ids=str)

@@ -14,7 +14,7 @@ from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.attention.plan import SEGMENT_ROWS, AttentionPlan, SequenceSpan, WorkItem
 from prefixcache_worker.attention.planner import AttentionPlanner
 from prefixcache_worker.engine.engine import Engine
-from prefixcache_worker.model.model import StepAttention
+from prefixcache_worker.model.model import AttentionWindow, StepAttention
 
 
 class Excess(NamedTuple):
@@ -34,19 +34,19 @@ ExcessOf = Callable[[Sequence[SequenceSpan]], Sequence[Excess]]
 def read_in_excess(engine: Engine, excess_of: ExcessOf) -> None:
     """From now on the engine's plans read these rows too, and its attention fetches them for nothing."""
     windows = distinct_windows(engine.kv_store.layout.shape)
-    block_size = engine.cache.block_size
-    engine._planner = _ExcessPlanner(AttentionPlanner(block_size, windows), block_size, excess_of)
+    engine._planner = _ExcessPlanner(engine.cache.block_size, windows, excess_of)
     engine._attention = _ExcessBackend(engine._attention)
 
 
 class _ExcessPlanner(AttentionPlanner):
-    def __init__(self, planner: AttentionPlanner, block_size: int, excess_of: ExcessOf) -> None:
-        self._planner = planner
-        self._size = block_size
+    def __init__(
+        self, block_size: int, windows: Sequence[AttentionWindow | None], excess_of: ExcessOf
+    ) -> None:
+        super().__init__(block_size, windows)
         self._excess_of = excess_of
 
     def plan(self, spans: Sequence[SequenceSpan]) -> tuple[AttentionPlan, ...]:
-        plans = self._planner.plan(spans)
+        plans = super().plan(spans)
         return tuple(plan._replace(items=(*plan.items, *self._hidden_items(plan))) for plan in plans)
 
     def _hidden_items(self, plan: AttentionPlan) -> Iterator[WorkItem]:
@@ -54,13 +54,14 @@ class _ExcessPlanner(AttentionPlanner):
         token = 0
         for span, excess in zip(plan.spans, self._excess_of(plan.spans), strict=True):
             table = [*span.block_table, *excess.block_ids]
-            level, first, end = plan.num_levels, span.length, span.length + excess.num_rows
+            level, first = plan.num_levels, span.length
+            end = min(first + excess.num_rows, len(table) * self._block_size)
             while first < end:
                 last = min(end, (first // SEGMENT_ROWS + 1) * SEGMENT_ROWS)
-                first_block = first // self._size
+                first_block = first // self._block_size
                 item = WorkItem(
-                    block_ids=tuple(table[first_block : -(-last // self._size)]),
-                    first_row=first % self._size,
+                    block_ids=tuple(table[first_block : -(-last // self._block_size)]),
+                    first_row=first % self._block_size,
                     num_rows=last - first,
                     first_position=first,
                     first_token=token,
