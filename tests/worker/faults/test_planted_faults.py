@@ -200,6 +200,7 @@ def test_layout_against_kernel_puts_a_whole_token_between_rows():
     for pool in (broken.store.keys, broken.store.values):
         assert pool.rows.stride() == (2 * 16, 2 * 2 * 16, 16, 1)
         assert pool.scales.stride() == (2, 2 * 2, 1)
+    assert [place.strides for place in broken.store.places()] == 2 * [(32, 64, 16, 1), (4, 8, 2, 2)]
 
 
 @pytest.mark.parametrize(("fault", "num_running"), [("drifting-gauge", 2), (None, 0)])
