@@ -36,24 +36,16 @@ def pitfalls_of_findings() -> Iterator[str]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             match node:
                 case ast.keyword(arg="pitfall", value=value):
-                    yield from strings_in(value)
+                    yield from names_in(value)
                 case ast.Assign(targets=[ast.Name(id=name)], value=value) if "pitfall" in name.lower():
-                    yield from strings_in(value)
-                case ast.Return(value=ast.expr() as value) if returns_pitfall(path, node):
-                    yield from strings_in(value)
+                    yield from names_in(value)
+                case ast.FunctionDef(name=name) if "pitfall" in name:
+                    yield from names_in(node)
 
 
-def returns_pitfall(path: Path, statement: ast.Return) -> bool:
-    functions = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef)]
-    return any(
-        "pitfall" in function.name and function.lineno <= statement.lineno <= (function.end_lineno or 0)
-        for function in functions
-    )
-
-
-def strings_in(node: ast.AST) -> Iterator[str]:
+def names_in(node: ast.AST) -> Iterator[str]:
     for part in ast.walk(node):
-        if isinstance(part, ast.Constant) and isinstance(part.value, str) and "-" in part.value:
+        if isinstance(part, ast.Constant) and re.fullmatch(r"[a-z]+(-[a-z]+)+", str(part.value)):
             yield part.value
 
 
