@@ -89,6 +89,8 @@ class WorkerConfig:
     max_connection_age: float | None = None
     """Seconds. None: without end."""
     connection_age_grace: float = 600.0
+    plant_fault: str | None = None
+    """Name of a page in docs/pitfalls. None: the worker is whole."""
 
     def __post_init__(self) -> None:
         for setting in SETTINGS:
@@ -279,6 +281,9 @@ SETTINGS = (
             "seconds after which a client is told to connect anew, so that it finds new workers"),
     Setting("connection_age_grace", float, lambda value: 0 <= value <= 1e6, "a number from 0 to 1000000",
             "seconds that calls may still run on a connection that has reached its age"),
+    Setting("plant_fault", str, bool, "a name",
+            "break the worker on purpose, for `prefixcache doctor` to find: a page of docs/pitfalls by its "
+            "name; only in a checkout of the source"),
 )  # fmt: skip
 
 _SETTING_BY_NAME = {setting.name: setting for setting in SETTINGS}

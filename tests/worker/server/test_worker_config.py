@@ -61,6 +61,7 @@ SAMPLE_TEXT = {
     "audit": "true",
     "max_connection_age": "3600",
     "connection_age_grace": "60",
+    "plant_fault": "extra-row",
     "snapshot": "snapshots",
     "snapshot_seconds": "60",
     "snapshot_stop_seconds": "5",

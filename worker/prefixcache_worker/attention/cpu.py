@@ -113,7 +113,8 @@ class CpuAttention:
         short: list[WorkItem] = []
         long: list[WorkItem] = []
         for item in plan.items:
-            (short if item.num_tokens == 1 and item.num_rows <= SHORT_ROWS else long).append(item)
+            is_short = item.num_tokens == 1 and item.num_rows <= SHORT_ROWS and not item.masked
+            (short if is_short else long).append(item)
         self._short = _ShortItems(short, plan.block_size, device) if short else None
         self._runs = [_Run(item, plan, shape.group_size, device) for item in long]
         # Every layer overwrites the same places; the others keep the empty partial (0, -inf).

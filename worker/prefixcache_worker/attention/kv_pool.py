@@ -46,9 +46,9 @@ class KvPool:
 
     def places(self, name: str) -> Iterator[TensorPlace]:
         """Maps of `tensors`, in the same order."""
-        yield self.layout.place(f"{name}.rows", self._row_width, self.rows.dtype)
+        yield TensorPlace.of(f"{name}.rows", self.rows)
         if self.scales is not None:
-            yield self.layout.place(f"{name}.scales", 1, self.scales.dtype)
+            yield TensorPlace.of(f"{name}.scales", self.scales)
 
     @property
     def _row_width(self) -> int:

@@ -31,6 +31,18 @@ class TensorPlace(NamedTuple):
     strides: tuple[int, int, int, int]
     """Bytes between neighbours in the same order."""
 
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        tensor: torch.Tensor,  # [num_layers, num_slots, num_kv_heads, width], or without width
+    ) -> TensorPlace:
+        """The map of a tensor as it lies in memory, whatever it should be."""
+        by_element = tensor if tensor.dim() == 4 else tensor.unsqueeze(-1)
+        layer, slot, head, element = (stride * tensor.itemsize for stride in by_element.stride())
+        layers, slots, heads, width = by_element.shape
+        return cls(name, tensor.dtype, (layers, slots, heads, width), (layer, slot, head, element))
+
     @property
     def num_bytes(self) -> int:
         return math.prod(self.size) * self.dtype.itemsize
@@ -75,8 +87,3 @@ class KvLayout:
         Returns: [num_layers, num_slots, num_kv_heads, width] in this layout's strides.
         """
         return torch.empty_strided(self.size(width), self.strides(width), dtype=dtype, device=device).zero_()
-
-    def place(self, name: str, width: int, dtype: torch.dtype) -> TensorPlace:
-        """The map of a tensor that `allocate` made."""
-        layer, slot, head, element = (stride * dtype.itemsize for stride in self.strides(width))
-        return TensorPlace(name, dtype, self.size(width), (layer, slot, head, element))

@@ -140,6 +140,8 @@ def build_worker(config: WorkerConfig) -> Worker:
 
 def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
     """The same with a model that is loaded already. Raises ConfigError."""
+    if config.plant_fault is not None:
+        return _assemble_broken(loaded, config, config.plant_fault)
     model = loaded.model
     context_length = _context_length(config, model.context_length)
     approximation = _approximation(config, model.attention_shape)
@@ -261,6 +263,19 @@ def _traces(config: WorkerConfig, served: ServedModel) -> OtlpTraces | None:
             "prefixcache[otel]"
         ) from error
     return OtlpTraces(config.otlp_endpoint, model=served.name)
+
+
+def _assemble_broken(loaded: LoadedModel, config: WorkerConfig, fault: str) -> Worker:
+    try:
+        # Only here: what is built for installation comes without them.
+        from prefixcache_worker.faults.planting import break_settings, plant
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "--plant-fault: this build has no faults to plant; drop it, or run from a checkout of the source"
+        ) from error
+    worker = assemble_worker(loaded, break_settings(fault, config))
+    plant(fault, worker.engine_loop)
+    return worker
 
 
 def _restored(
