@@ -9,8 +9,8 @@ from difflib import get_close_matches
 
 from prefixcache import PrefixCache
 from prefixcache_worker.config import WorkerConfig
+from prefixcache_worker.diagnosis.worker_settings import settings_by_flag
 from prefixcache_worker.engine.engine import Engine
-from prefixcache_worker.engine.engine_loop import EngineLoop
 from prefixcache_worker.errors import ConfigError
 from prefixcache_worker.faults import (
     drifting_gauge,
@@ -29,6 +29,7 @@ from prefixcache_worker.faults import (
     unshared_reads,
     zero_in_hot_path,
 )
+from prefixcache_worker.server.build import Worker
 
 IN_SETTINGS: dict[str, Callable[[WorkerConfig], WorkerConfig]] = {
     "pool-too-small": pool_too_small.break_settings,
@@ -36,6 +37,9 @@ IN_SETTINGS: dict[str, Callable[[WorkerConfig], WorkerConfig]] = {
     "huge-blocks": huge_blocks.break_settings,
 }
 """Those that are settings nobody should choose."""
+
+UNTOLD = ("pool-too-small",)
+"""Those of them that happen behind the settings: what the worker tells of these is what was asked."""
 
 IN_ENGINE: dict[str, Callable[[Engine], None]] = {
     "extra-row": extra_row.plant,
@@ -71,9 +75,14 @@ def break_settings(name: str, config: WorkerConfig) -> WorkerConfig:
     return IN_SETTINGS[name](healthy) if name in IN_SETTINGS else healthy
 
 
-def plant(name: str, engine_loop: EngineLoop) -> None:
-    """Break a loop's engine, and say so in the log. Requires: it has not started."""
-    plant_in_engine(name, engine_loop._engine)
+def plant(name: str, worker: Worker, asked: WorkerConfig) -> None:
+    """Break a worker that was built with `break_settings` of what was asked, and say so in the log.
+
+    Requires: it has not started.
+    """
+    plant_in_engine(name, worker.engine_loop._engine)
+    if name in UNTOLD:
+        worker.diagnosis.settings = settings_by_flag(replace(asked, plant_fault=None))
     logger.warning("THE FAULT %s IS PLANTED: this worker is broken on purpose, and fit for nobody", name)
 
 

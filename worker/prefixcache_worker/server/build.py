@@ -274,7 +274,7 @@ def _assemble_broken(loaded: LoadedModel, config: WorkerConfig, fault: str) -> W
             "--plant-fault: this build has no faults to plant; drop it, or run from a checkout of the source"
         ) from error
     worker = assemble_worker(loaded, break_settings(fault, config))
-    plant(fault, worker.engine_loop)
+    plant(fault, worker, config)
     return worker
 
 
