@@ -10,6 +10,7 @@ from importlib.metadata import version
 from prefixcache import PrefixCacheError
 from prefixcache_client.command_line import (
     abort,
+    baseline,
     bench,
     chat,
     demo,
@@ -54,6 +55,7 @@ _COMMANDS = (
     replay,
     demo,
     bench,
+    baseline,
     schemes,
     doctor,
 )
