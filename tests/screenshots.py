@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from playwright.async_api import async_playwright
+from support.doctor_picture import doctor_report
 from support.process_worker import http_address
 from support.shop_traffic import keep_shops_busy
 
@@ -42,3 +43,4 @@ async def _picture_of_traffic(address: str, page_address: str, path: Path) -> No
 
 if __name__ == "__main__":
     live_page(DOCS / "ui.png")
+    doctor_report(DOCS / "doctor.png")

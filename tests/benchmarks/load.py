@@ -10,13 +10,19 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+from load_sections.doctor import doctor_rows
 from load_sections.rate import rate_rows
+from load_sections.scrape import scrape_rows
+from load_sections.ui import ui_rows
 from report import Row, print_rows
 
 from prefixcache_client.worker_process import sigterm_unwinds
 
 SECTIONS: dict[str, Callable[[], list[Row]]] = {
     "rate": rate_rows,
+    "scrape": scrape_rows,
+    "ui": ui_rows,
+    "doctor": doctor_rows,
 }
 
 
