@@ -29,8 +29,8 @@ class Change(NamedTuple):
 class Effect(Enum):
     """What became of a figure."""
 
-    NONE = "no difference shown"
-    """The intervals have values in common."""
+    NONE = "not shown"
+    """That there is a difference: the intervals have values in common."""
     BETTER = "better"
     WORSE = "worse"
     CHANGED = "changed"

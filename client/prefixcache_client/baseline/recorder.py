@@ -94,9 +94,9 @@ class Recorder:
         return {
             "output": sum(answer.usage.completion_tokens for answer in answers) / seconds,
             "first token": statistics.median(first_tokens),
-            "time per token": statistics.median(per_token),
-            "KV at the peak": blocks.peak_live * blocks.block_bytes,
-            "pool in use at the peak": blocks.peak_live / blocks.total,
+            "per token": statistics.median(per_token),
+            "KV held": blocks.peak_live * blocks.block_bytes,
+            "pool in use": blocks.peak_live / blocks.total,
         }
 
     async def _answer(self, scenario: Scenario, prompt: list[int]) -> Generation:

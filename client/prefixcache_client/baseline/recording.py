@@ -28,10 +28,11 @@ class FigureKind(NamedTuple):
 FIGURES = (
     FigureKind("output", "tokens/s", True),
     FigureKind("first token", "s", False),
-    FigureKind("time per token", "s", False),
-    FigureKind("KV at the peak", "bytes", False),
-    FigureKind("pool in use at the peak", "share", None),
+    FigureKind("per token", "s", False),
+    FigureKind("KV held", "bytes", False),
+    FigureKind("pool in use", "share", None),
 )
+"""Of the two last ones the peak of the round."""
 
 _T_95: tuple[float, ...] = (
     *(12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),

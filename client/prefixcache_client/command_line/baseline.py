@@ -47,7 +47,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--target",
         type=common.address,
         metavar="HOST:PORT",
-        help="a running worker; without it one is started, with the arguments behind --",
+        help="a running worker; without it one is started, with the arguments behind --worker",
     )
     common.add_tls(record)
     common.add_api_key(record)
@@ -65,7 +65,11 @@ def add_parser(subparsers: Subparsers) -> None:
         "--label", type=common.text, default="", help="what is special that no setting says, such as a commit"
     )
     record.add_argument(
-        "worker_arguments", nargs="*", metavar="-- WORKER ARGUMENTS", help="of the worker that is started"
+        "--worker",
+        nargs=argparse.REMAINDER,
+        default=[],
+        metavar="WORKER ARGUMENTS",
+        help="all that follows is for the worker that is started",
     )
     record.set_defaults(run=_record, error=record.error)
     comparing = commands.add_parser(
@@ -84,8 +88,8 @@ def _record(arguments: argparse.Namespace) -> int:
     path = Path(arguments.file)
     if path.exists() and not arguments.force:
         raise PrefixCacheClientError(f"{path} exists; name another file, or overwrite it with --force")
-    if arguments.target is not None and arguments.worker_arguments:
-        arguments.error("worker arguments are for a worker that is started, not for --target")
+    if arguments.target is not None and arguments.worker:
+        arguments.error("--worker: its arguments are for a worker that is started, not for --target")
     screen = console(stderr=True)
     with ExitStack() as stack:
         progress = stack.enter_context(
@@ -96,7 +100,7 @@ def _record(arguments: argparse.Namespace) -> int:
             require_worker()
             stack.enter_context(sigterm_unwinds())
             start = progress.add_task("starting a worker", total=None)
-            worker = stack.enter_context(WorkerProcess(*arguments.worker_arguments, environment=WITHOUT_KEYS))
+            worker = stack.enter_context(WorkerProcess(*arguments.worker, environment=WITHOUT_KEYS))
             address = worker.wait_ready(timeout_seconds=_START_TIMEOUT_SECONDS)
             progress.remove_task(start)
         recording = asyncio.run(_measure(address, arguments, progress))

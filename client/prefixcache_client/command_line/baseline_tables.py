@@ -1,6 +1,8 @@
-"""Baselines as tables."""
+"""Baselines as tables that fit a terminal of 80 columns."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -8,38 +10,57 @@ from rich.text import Text
 
 from prefixcache_client.baseline.comparison import BaselineComparison, Effect
 from prefixcache_client.baseline.recording import FIGURES, FigureKind, Interval, Recording
-from prefixcache_client.command_line.output import count, size
+from prefixcache_client.command_line.output import count
 
 _STYLES = {Effect.BETTER: "green", Effect.WORSE: "red", Effect.CHANGED: "yellow", Effect.NONE: "dim"}
 
 
+class _Scale(NamedTuple):
+    """How a unit is shown."""
+
+    unit: str
+    factor: float
+
+
+_SCALES = {
+    "tokens/s": _Scale("tokens/s", 1),
+    "s": _Scale("ms", 1000),
+    "bytes": _Scale("MiB", 1 / (1 << 20)),
+    "share": _Scale("%", 100),
+}
+
+
 def recording_table(recording: Recording) -> Table:
-    """A row for each scenario: mean and half of its interval."""
+    """A row for each scenario: means, and how far their intervals reach."""
     rounds = len(recording.read_bytes_per_second)
     title = f"baseline{': ' if recording.label else ''}{recording.label}, {count(rounds, 'round')}"
-    table = Table("", *(kind.name for kind in FIGURES), title=title, title_style="bold")
+    headings = (f"{kind.name}, {_SCALES[kind.unit].unit}" for kind in FIGURES)
+    table = Table("", *headings, title=title, title_style="bold")
+    table.columns[0].no_wrap = True
     for column in table.columns[1:]:
         column.justify = "right"
     for entry in recording.rounds:
-        cells = (_shown(entry.interval(kind.name), kind) for kind in FIGURES)
+        cells = (_shown(entry.interval(kind.name), kind, between="±") for kind in FIGURES)
         table.add_row(entry.scenario.name, *cells)
     return table
 
 
 def comparison_table(comparison: BaselineComparison) -> RenderableType:
     """What changed, every figure, and the verdict."""
-    table = Table("", "", "before", "after", "ratio", "", title="baselines compared", title_style="bold")
-    for column in table.columns[2:5]:
+    table = Table(
+        "", "before", "after", "ratio", "difference", title="baselines compared", title_style="bold"
+    )
+    for column in table.columns[1:4]:
         column.justify = "right"
     last = ""
     for figure in comparison.figures:
-        name = figure.scenario if figure.scenario != last else ""
-        if name and last:
-            table.add_section()
-        last = figure.scenario
+        if figure.scenario != last:
+            if last:
+                table.add_section()
+            table.add_row(Text(figure.scenario, style="bold"))
+            last = figure.scenario
         table.add_row(
-            name,
-            figure.kind.name,
+            f"  {figure.kind.name}, {_SCALES[figure.kind.unit].unit}",
             _shown(figure.before, figure.kind),
             _shown(figure.after, figure.kind),
             "-" if figure.ratio is None else f"{figure.ratio:.2f}",
@@ -50,23 +71,14 @@ def comparison_table(comparison: BaselineComparison) -> RenderableType:
     return Group(table, *lines, Text(comparison.verdict, style="bold"))
 
 
-def _shown(interval: Interval, kind: FigureKind) -> str:
-    """The mean, and how far its interval reaches."""
+def _shown(interval: Interval, kind: FigureKind, *, between: str = " ± ") -> str:
+    """The mean, and how far its interval reaches, if it reaches anywhere."""
+    factor = _SCALES[kind.unit].factor
     half = interval.high - interval.mean
-    return f"{_number(interval.mean, kind)} ± {_number(half, kind)} {_unit(kind)}".rstrip()
+    spread = f"{between}{_number(half * factor)}" if half else ""
+    return f"{_number(interval.mean * factor)}{spread}"
 
 
-def _number(value: float, kind: FigureKind) -> str:
-    match kind.unit:
-        case "s":
-            return f"{1000 * value:,.1f}"
-        case "share":
-            return f"{100 * value:.1f}"
-        case "bytes":
-            return size(value)
-        case _:
-            return f"{value:,.1f}"
-
-
-def _unit(kind: FigureKind) -> str:
-    return {"s": "ms", "share": "%", "bytes": ""}.get(kind.unit, kind.unit)
+def _number(value: float) -> str:
+    """Three digits, and no more than one behind the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
