@@ -54,7 +54,7 @@ def test_two_baselines_are_recorded_and_compared(
         assert all(len(values) == 2 and min(values) > 0 for values in rounds.values.values())
     [single, many] = (rounds.values["pool in use"] for rounds in recording.rounds)
     assert single == (8 / 375, 8 / 375)  # 128 tokens, of which the last is never stored, in a pool of 375
-    assert many == (256 / 375, 256 / 375)
+    assert all(8 / 375 < share <= 256 / 375 for share in many)  # the first may end before the last comes
 
     assert command_line.main(["baseline", "compare", str(before), str(after), "--json", "-"]) == 0
     comparison = json.loads(capsys.readouterr().out)
