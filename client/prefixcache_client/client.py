@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, Self, TypeVar, Unpack
+from collections.abc import Generator, Sequence
+from typing import Self, Unpack
 
-import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from prefixcache.v1 import (
@@ -33,22 +32,9 @@ from prefixcache_client.cache_answers import (
     tree_from_proto,
 )
 from prefixcache_client.cache_events import CacheEvent, cache_event_from_proto
-from prefixcache_client.channel import CHANNEL_OPTIONS, DEFAULT_ADDRESS, caller_metadata, checked_address
-from prefixcache_client.diagnosis_answers import (
-    IndexCheck,
-    MachineSpeed,
-    PoolLayout,
-    ProfiledSteps,
-    StepRecord,
-    WorkerSettings,
-    index_check_from_proto,
-    layout_from_proto,
-    machine_speed_from_proto,
-    profiled_steps_from_proto,
-    settings_from_proto,
-    step_from_proto,
-)
-from prefixcache_client.errors import error_from_rpc
+from prefixcache_client.channel import DEFAULT_ADDRESS
+from prefixcache_client.connection import Connection
+from prefixcache_client.diagnosis import Diagnosis
 from prefixcache_client.explanation import Explanation, explanation_from_proto
 from prefixcache_client.live_requests import LiveRequests, live_requests_from_proto
 from prefixcache_client.messages import (
@@ -72,9 +58,7 @@ from prefixcache_client.prefix_answers import (
     usage_from_proto,
 )
 from prefixcache_client.tls import Tls
-from prefixcache_client.tracing import NO_SPAN, Span, generate_span
-
-T = TypeVar("T")
+from prefixcache_client.tracing import generate_span
 
 
 class Client:
@@ -106,18 +90,15 @@ class Client:
         tenant 1 to 128 printable ASCII characters, and OSError when a file of `tls` cannot be read. Without
         `tls` nothing is encrypted, the key neither.
         """
-        self.address = checked_address(address)
+        self._connection = Connection(address, api_key=api_key, tenant=tenant, tls=tls, deadline=deadline)
+        self.address = self._connection.address
         self.tenant = tenant
-        self._metadata = caller_metadata(tenant=tenant, api_key=api_key)
-        self._deadline = deadline
-        if tls is None:
-            self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-        else:
-            self._channel = grpc.secure_channel(address, tls.credentials(), options=CHANNEL_OPTIONS)
-        self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
-        self._cache = cache_pb2_grpc.CacheServiceStub(self._channel)
-        self._diagnosis = diagnosis_pb2_grpc.DiagnosisServiceStub(self._channel)
-        self._health = health_pb2_grpc.HealthStub(self._channel)
+        channel = self._connection.channel
+        self._inference = inference_pb2_grpc.InferenceServiceStub(channel)
+        self._cache = cache_pb2_grpc.CacheServiceStub(channel)
+        self._list_requests = diagnosis_pb2_grpc.DiagnosisServiceStub(channel).ListRequests
+        self._health = health_pb2_grpc.HealthStub(channel)
+        self.diagnosis = Diagnosis(self._connection)
 
     def __enter__(self) -> Self:
         return self
@@ -127,7 +108,7 @@ class Client:
 
     def close(self) -> None:
         """Close the connection. Calls that still run are cancelled."""
-        self._channel.close()
+        self._connection.close()
 
     def generate(
         self, prompt: Prompt, *, deadline: float | None = None, **options: Unpack[GenerateOptions]
@@ -153,7 +134,7 @@ class Client:
         """
         request = generate_request(prompt, **options)
         span = generate_span(request, address=self.address)
-        return self._events(self._inference.Generate, request, event_from_proto, deadline, span)
+        return self._connection.events(self._inference.Generate, request, event_from_proto, deadline, span)
 
     def chat(
         self,
@@ -178,14 +159,14 @@ class Client:
         >>> client.abort("my request")
         """
         request = inference_pb2.AbortRequest(request_id=request_id)
-        return bool(self._call(self._inference.Abort, request, deadline).was_live)
+        return bool(self._connection.call(self._inference.Abort, request, deadline).was_live)
 
     def tokenize(self, prompt: str | Sequence[Message], *, deadline: float | None = None) -> tuple[int, ...]:
         """The token ids that `generate` would compute for a text or conversation.
 
         >>> num_prompt_tokens = len(client.tokenize("Once upon a time"))
         """
-        response = self._call(self._inference.Tokenize, tokenize_request(prompt), deadline)
+        response = self._connection.call(self._inference.Tokenize, tokenize_request(prompt), deadline)
         return tuple(response.token_ids)
 
     def detokenize(
@@ -196,7 +177,7 @@ class Client:
         >>> assert client.detokenize(client.tokenize("Hello")) == "Hello"
         """
         request = detokenize_request(token_ids, skip_special_tokens=skip_special_tokens)
-        return str(self._call(self._inference.Detokenize, request, deadline).text)
+        return str(self._connection.call(self._inference.Detokenize, request, deadline).text)
 
     def model_info(self, *, deadline: float | None = None) -> ModelInfo:
         """The model, its shape and the worker's limits.
@@ -204,7 +185,7 @@ class Client:
         >>> print(client.model_info().context_length)
         """
         request = inference_pb2.GetModelInfoRequest()
-        return model_info_from_proto(self._call(self._inference.GetModelInfo, request, deadline))
+        return model_info_from_proto(self._connection.call(self._inference.GetModelInfo, request, deadline))
 
     def stats(self, *, reset_peaks: bool = False, deadline: float | None = None) -> Stats:
         """Counts of blocks, tokens and requests. `reset_peaks` starts the peaks anew after reading them.
@@ -213,7 +194,7 @@ class Client:
         >>> print(blocks.live * blocks.block_bytes, "bytes held by running requests")
         """
         request = cache_pb2.GetStatsRequest(reset_peaks=reset_peaks)
-        return stats_from_proto(self._call(self._cache.GetStats, request, deadline))
+        return stats_from_proto(self._connection.call(self._cache.GetStats, request, deadline))
 
     def tree(self, *, max_depth: int = 0, deadline: float | None = None) -> Tree:
         """The radix tree, parents before children. `max_depth` leaves out deeper nodes; 0 means all.
@@ -221,7 +202,7 @@ class Client:
         >>> print(sum(node.num_blocks for node in client.tree().nodes if node.public), "public blocks")
         """
         request = cache_pb2.DumpTreeRequest(max_depth=max_depth)
-        return tree_from_proto(self._call(self._cache.DumpTree, request, deadline))
+        return tree_from_proto(self._connection.call(self._cache.DumpTree, request, deadline))
 
     def snapshot(self, *, deadline: float | None = None) -> SavedSnapshot:
         """Save what is cached to the worker's folder, now. Needs an admin.
@@ -231,7 +212,7 @@ class Client:
         >>> print(client.snapshot().num_blocks, "blocks come back when the worker starts again")
         """
         request = cache_pb2.SnapshotRequest()
-        return saved_snapshot_from_proto(self._call(self._cache.Snapshot, request, deadline))
+        return saved_snapshot_from_proto(self._connection.call(self._cache.Snapshot, request, deadline))
 
     def restore(self, *, deadline: float | None = None) -> int:
         """Fill the cache from the last snapshot, and return how many blocks it has now. Needs an admin.
@@ -241,7 +222,7 @@ class Client:
         >>> print(client.restore(), "blocks are cached")
         """
         request = cache_pb2.RestoreRequest()
-        return int(self._call(self._cache.Restore, request, deadline).num_blocks)
+        return int(self._connection.call(self._cache.Restore, request, deadline).num_blocks)
 
     def explain(
         self,
@@ -259,7 +240,7 @@ class Client:
         request = explain_request(
             prompt, public_tokens=public_tokens, public_messages=public_messages, salt=salt
         )
-        return explanation_from_proto(self._call(self._cache.Explain, request, deadline))
+        return explanation_from_proto(self._connection.call(self._cache.Explain, request, deadline))
 
     def watch_events(
         self, *, from_sequence_number: int | None = None, deadline: float | None = None
@@ -274,14 +255,14 @@ class Client:
         ...     print(event.sequence_number)
         """
         request = cache_pb2.WatchEventsRequest(from_sequence_number=from_sequence_number)
-        return self._events(self._cache.WatchEvents, request, cache_event_from_proto, deadline)
+        return self._connection.events(self._cache.WatchEvents, request, cache_event_from_proto, deadline)
 
     def reset(self, *, deadline: float | None = None) -> None:
         """Forget everything that is cached, and all prefixes. Running requests go on. Needs an admin.
 
         >>> client.reset()
         """
-        self._call(self._cache.Reset, cache_pb2.ResetRequest(), deadline)
+        self._connection.call(self._cache.Reset, cache_pb2.ResetRequest(), deadline)
 
     def create_prefix(
         self,
@@ -304,7 +285,7 @@ class Client:
         request = create_prefix_request(
             prompt, public=public, salt=salt, ttl_seconds=ttl_seconds, label=label
         )
-        return created_prefix_from_proto(self._call(self._cache.CreatePrefix, request, deadline))
+        return created_prefix_from_proto(self._connection.call(self._cache.CreatePrefix, request, deadline))
 
     def get_prefix(self, prefix_id: str, *, deadline: float | None = None) -> Prefix:
         """A prefix as it is now. Raises NotFoundError when it has ended or is another tenant's.
@@ -312,7 +293,7 @@ class Client:
         >>> print(client.get_prefix(prefix_id).seconds_left)
         """
         request = cache_pb2.GetPrefixRequest(prefix_id=prefix_id)
-        return prefix_from_proto(self._call(self._cache.GetPrefix, request, deadline).prefix)
+        return prefix_from_proto(self._connection.call(self._cache.GetPrefix, request, deadline).prefix)
 
     def list_prefixes(
         self, *, page_size: int | None = None, deadline: float | None = None
@@ -323,7 +304,7 @@ class Client:
         """
         request = cache_pb2.ListPrefixesRequest(page_size=page_size)
         while True:
-            response = self._call(self._cache.ListPrefixes, request, deadline)
+            response = self._connection.call(self._cache.ListPrefixes, request, deadline)
             yield from map(prefix_from_proto, response.prefixes)
             if not response.next_page_token:
                 return
@@ -342,14 +323,16 @@ class Client:
         >>> client.update_prefix(prefix_id, ttl_seconds=3600)
         """
         request = update_prefix_request(prefix_id, ttl_seconds=ttl_seconds, label=label)
-        return prefix_from_proto(self._call(self._cache.UpdatePrefix, request, deadline).prefix)
+        return prefix_from_proto(self._connection.call(self._cache.UpdatePrefix, request, deadline).prefix)
 
     def delete_prefix(self, prefix_id: str, *, deadline: float | None = None) -> None:
         """Let go of a prefix; what is cached of it may be evicted then.
 
         >>> client.delete_prefix(prefix_id)
         """
-        self._call(self._cache.DeletePrefix, cache_pb2.DeletePrefixRequest(prefix_id=prefix_id), deadline)
+        self._connection.call(
+            self._cache.DeletePrefix, cache_pb2.DeletePrefixRequest(prefix_id=prefix_id), deadline
+        )
 
     def usage(
         self, *, tenant: str = "", all_tenants: bool = False, deadline: float | None = None
@@ -360,75 +343,7 @@ class Client:
         >>> print(usage.cached_tokens / usage.prompt_tokens)
         """
         request = cache_pb2.GetUsageRequest(tenant=tenant, all_tenants=all_tenants)
-        return usage_from_proto(self._call(self._cache.GetUsage, request, deadline))
-
-    def settings(self, *, deadline: float | None = None) -> WorkerSettings:
-        """The worker's settings, and what it runs on. Needs an admin, like all calls that look inside.
-
-        >>> print(client.settings().machine["attention"])
-        """
-        request = diagnosis_pb2.GetSettingsRequest()
-        return settings_from_proto(self._call(self._diagnosis.GetSettings, request, deadline))
-
-    def layout(self, *, deadline: float | None = None) -> PoolLayout:
-        """Where keys and values lie in the worker's memory.
-
-        >>> print(client.layout().order)
-        """
-        return layout_from_proto(
-            self._call(self._diagnosis.GetLayout, diagnosis_pb2.GetLayoutRequest(), deadline)
-        )
-
-    def watch_steps(
-        self, *, max_steps: int | None = None, deadline: float | None = None
-    ) -> Generator[StepRecord, None, None]:
-        """One audited record for each engine step; without `max_steps` for ever.
-
-        Returns when the watch has begun: no step from then on is missed.
-
-        >>> for step in client.watch_steps(max_steps=100):
-        ...     print(step.rows_read, step.findings)
-        """
-        request = diagnosis_pb2.WatchStepsRequest(max_steps=max_steps)
-        call = self._diagnosis.WatchSteps(request, timeout=self._timeout(deadline), metadata=self._metadata)
-        call.initial_metadata()  # waits for the worker to say so
-        return self._events(lambda *_, **__: call, request, step_from_proto, deadline)
-
-    def check_indexes(self, *, deadline: float | None = None) -> IndexCheck:
-        """Prove every invariant of the cache now. Stops the engine for as long as it takes.
-
-        >>> assert not client.check_indexes().findings
-        """
-        request = diagnosis_pb2.CheckIndexesRequest()
-        return index_check_from_proto(self._call(self._diagnosis.CheckIndexes, request, deadline))
-
-    def profile_steps(
-        self,
-        *,
-        num_steps: int | None = None,
-        timeout_seconds: float | None = None,
-        with_trace: bool = False,
-        deadline: float | None = None,
-    ) -> ProfiledSteps:
-        """Record the next steps, 20 unless said otherwise, with torch's profiler.
-
-        Raises DeadlineExceededError when they do not come within `timeout_seconds`, 60 unless said otherwise.
-
-        >>> print(client.profile_steps(num_steps=10).profile.copied_bytes)
-        """
-        request = diagnosis_pb2.ProfileStepsRequest(
-            num_steps=num_steps, timeout_seconds=timeout_seconds, with_trace=with_trace
-        )
-        responses = self._events(self._diagnosis.ProfileSteps, request, lambda part: part, deadline)
-        return profiled_steps_from_proto(list(responses))
-
-    def measure_machine(self, *, num_rows: int | None = None, deadline: float | None = None) -> MachineSpeed:
-        """The speed of the worker's memory, and of attention over both layouts. No step runs meanwhile.
-
-        >>> print(client.measure_machine().read_bytes_per_second)
-        """
-        request = diagnosis_pb2.MeasureMachineRequest(num_rows=num_rows)
-        return machine_speed_from_proto(self._call(self._diagnosis.MeasureMachine, request, deadline))
+        return usage_from_proto(self._connection.call(self._cache.GetUsage, request, deadline))
 
     def requests(self, *, deadline: float | None = None) -> LiveRequests:
         """The requests that run or wait now: the tenant's own, or for an admin all.
@@ -436,7 +351,7 @@ class Client:
         >>> print([request.num_shared_blocks for request in client.requests().requests])
         """
         request = diagnosis_pb2.ListRequestsRequest()
-        return live_requests_from_proto(self._call(self._diagnosis.ListRequests, request, deadline))
+        return live_requests_from_proto(self._connection.call(self._list_requests, request, deadline))
 
     def health(self, *, deadline: float | None = None) -> bool:
         """True when the worker takes requests, False while it starts or drains.
@@ -445,35 +360,5 @@ class Client:
 
         >>> assert client.health()
         """
-        response = self._call(self._health.Check, health_pb2.HealthCheckRequest(), deadline)
+        response = self._connection.call(self._health.Check, health_pb2.HealthCheckRequest(), deadline)
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
-
-    def _call(self, method: Callable[..., Any], request: Any, deadline: float | None) -> Any:
-        try:
-            return method(request, timeout=self._timeout(deadline), metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise error_from_rpc(error, address=self.address) from error
-
-    def _events(
-        self,
-        method: Callable[..., Any],
-        request: Any,
-        event_from: Callable[[Any], T],
-        deadline: float | None,
-        span: Span = NO_SPAN,
-    ) -> Generator[T, None, None]:
-        with span:
-            metadata = self._metadata + span.metadata
-            call = method(request, timeout=self._timeout(deadline), metadata=metadata)
-            try:
-                for response in call:
-                    event = event_from(response)
-                    span.note(event)
-                    yield event
-            except grpc.RpcError as error:
-                raise error_from_rpc(error, address=self.address) from error
-            finally:
-                call.cancel()  # does nothing once the call has ended
-
-    def _timeout(self, deadline: float | None) -> float | None:
-        return self._deadline if deadline is None else deadline

@@ -42,7 +42,7 @@ class Recorder:
         """
         began = datetime.now(UTC).isoformat(timespec="seconds")
         info = await self._client.model_info()
-        settings = await self._client.settings()
+        settings = await self._client.diagnosis.settings()
         scenarios = fitting(self._scenarios, info.context_length)
         values: dict[str, dict[str, list[float]]] = {
             scenario.name: {kind.name: [] for kind in FIGURES} for scenario in scenarios
@@ -51,7 +51,7 @@ class Recorder:
         for number in range(1 + self._num_rounds):
             is_warm_up = number == 0
             if not is_warm_up:
-                speeds.append((await self._client.measure_machine()).read_bytes_per_second)
+                speeds.append((await self._client.diagnosis.measure_machine()).read_bytes_per_second)
             for scenario in scenarios:
                 prompts = scenario.prompts(info.vocabulary_size, f"{began} {number}")
                 figures = await self._burst(scenario, prompts)

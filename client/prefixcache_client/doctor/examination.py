@@ -62,7 +62,7 @@ async def examine(
 
     Requires an admin's client. Raises PrefixCacheClientError when the worker cannot be examined.
     """
-    settings = await client.settings()
+    settings = await client.diagnosis.settings()
     info, before = await client.model_info(), await client.stats()
     on_step("answers to fixed prompts")
     answers = await fixed_answers(client, num_rounds=_QUICK_ROUNDS if quick else _ROUNDS)
@@ -165,7 +165,7 @@ class _Examination:
             speed = check_layout_speed(figures)
             if speed.verdict is not Verdict.WARNING or len(self.machines) == _MOST_MEASUREMENTS:
                 return [check_layout_map(figures), speed]
-            self.machines.append(await self.client.measure_machine(num_rows=_ATTENTION_ROWS))
+            self.machines.append(await self.client.diagnosis.measure_machine(num_rows=_ATTENTION_ROWS))
 
     async def _measured_audit(self) -> AuditFigures:
         workload = MixedWorkload(
@@ -178,7 +178,7 @@ class _Examination:
         async with recorded_steps(self.client) as steps:
             await workload.run()
         after = await self.client.stats()
-        checked = await self.client.check_indexes()
+        checked = await self.client.diagnosis.check_indexes()
         self.own_blocks = workload.most_blocks
         shares_prefixes = self.settings.settings.get("scheme", "shared") == "shared"
         self.num_tokens_left = workload.num_tokens_left
@@ -238,12 +238,12 @@ class _Examination:
 
     async def _measured_machine(self) -> MachineSpeed:
         if not self.machines:
-            self.machines.append(await self.client.measure_machine(num_rows=_ATTENTION_ROWS))
+            self.machines.append(await self.client.diagnosis.measure_machine(num_rows=_ATTENTION_ROWS))
         return self.machines[-1]
 
     async def _measured_layout(self) -> PoolLayout:
         if self.layout is None:
-            self.layout = await self.client.layout()
+            self.layout = await self.client.diagnosis.layout()
         return self.layout
 
     async def _measured_profiles(self) -> ProfiledAnswers:

@@ -83,7 +83,9 @@ async def _profiled(
 
     answering = asyncio.create_task(keep_answering())
     profiling = asyncio.create_task(
-        client.profile_steps(num_steps=num_steps, timeout_seconds=_TIMEOUT_SECONDS, with_trace=with_trace)
+        client.diagnosis.profile_steps(
+            num_steps=num_steps, timeout_seconds=_TIMEOUT_SECONDS, with_trace=with_trace
+        )
     )
     try:
         await asyncio.wait({answering, profiling}, return_when=asyncio.FIRST_COMPLETED)

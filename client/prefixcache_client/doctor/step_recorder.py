@@ -20,7 +20,7 @@ async def recorded_steps(client: AsyncClient) -> AsyncIterator[list[StepRecord]]
     steps: list[StepRecord] = []
 
     async def record() -> None:
-        async with aclosing(client.watch_steps()) as stream:
+        async with aclosing(client.diagnosis.watch_steps()) as stream:
             async for step in stream:
                 steps.append(step)  # noqa: PERF401  # seen while it runs
 

@@ -43,7 +43,7 @@ async def client(worker: ServedWorker) -> AsyncIterator[AsyncClient]:
 
 async def watched(client: AsyncClient, worker: ServedWorker, num_tokens: int) -> list[StepRecord]:
     """The records of one answer's steps."""
-    steps = client.watch_steps(max_steps=num_tokens)
+    steps = client.diagnosis.watch_steps(max_steps=num_tokens)
 
     async def read() -> list[StepRecord]:
         return [step async for step in steps]
@@ -55,7 +55,7 @@ async def watched(client: AsyncClient, worker: ServedWorker, num_tokens: int) ->
 
 
 async def test_settings_are_those_of_the_flags_and_the_machine(client: AsyncClient) -> None:
-    told = await client.settings()
+    told = await client.diagnosis.settings()
     assert told.settings["kv-dtype"] == "int8"
     assert told.settings["kv-blocks"] == "64"
     assert told.settings["block-size"] == "16"
@@ -68,7 +68,7 @@ async def test_settings_are_those_of_the_flags_and_the_machine(client: AsyncClie
 
 
 async def test_the_layout_is_that_of_the_tensors(client: AsyncClient, worker: ServedWorker) -> None:
-    layout = await client.layout()
+    layout = await client.diagnosis.layout()
     store = worker.worker.diagnosis.store
     assert [tensor.name for tensor in layout.tensors] == ["keys", "keys.scales", "values", "values.scales"]
     for place, tensor in zip(layout.tensors, store.tensors(), strict=True):
@@ -108,7 +108,7 @@ async def test_no_step_is_missed_once_the_synchronous_client_has_the_stream(
     worker: ServedWorker,
 ) -> None:
     with Client(worker.address, deadline=30) as client:
-        steps = await asyncio.to_thread(client.watch_steps, max_steps=3)
+        steps = await asyncio.to_thread(client.diagnosis.watch_steps, max_steps=3)
         await worker.answer(greedy_request(PROMPT, 3))
         assert [step.number for step in await asyncio.to_thread(list, steps)] == [1, 2, 3]
 
@@ -136,7 +136,7 @@ async def test_nobody_listens_when_the_watcher_has_gone() -> None:
 
 async def test_a_stop_ends_a_watch(worker: ServedWorker) -> None:
     with Client(worker.address, deadline=30) as client:
-        steps = await asyncio.to_thread(client.watch_steps)
+        steps = await asyncio.to_thread(client.diagnosis.watch_steps)
         reading = asyncio.create_task(asyncio.to_thread(list, steps))
         await worker.service.stop(drain_seconds=0)
         with pytest.raises(UnavailableError):
@@ -145,11 +145,13 @@ async def test_a_stop_ends_a_watch(worker: ServedWorker) -> None:
 
 async def test_the_indexes_are_proved(client: AsyncClient, worker: ServedWorker) -> None:
     await worker.answer(greedy_request(PROMPT, 4))
-    check = await client.check_indexes()
+    check = await client.diagnosis.check_indexes()
     assert check.findings == ()
     assert (check.num_nodes, check.num_blocks) == (2, 80)  # whole blocks and a tail; with headroom
     worker.worker.engine_loop._engine.cache._pool.retain([0])
-    assert "1 blocks have another number of references" in (await client.check_indexes()).findings[0]
+    assert (
+        "1 blocks have another number of references" in (await client.diagnosis.check_indexes()).findings[0]
+    )
 
 
 @pytest.mark.parametrize("with_trace", [True, False])
@@ -157,7 +159,7 @@ async def test_a_profile_comes_with_its_trace(
     client: AsyncClient, worker: ServedWorker, with_trace: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(diagnosis_servicer, "TRACE_PIECE_BYTES", 5000)
-    profiling = asyncio.create_task(client.profile_steps(num_steps=3, with_trace=with_trace))
+    profiling = asyncio.create_task(client.diagnosis.profile_steps(num_steps=3, with_trace=with_trace))
     await client.health()
     while not worker.worker.engine_loop._engine.watchers._watchers:
         await client.health()
@@ -179,13 +181,13 @@ async def test_a_profile_comes_with_its_trace(
 
 async def test_a_profile_of_an_idle_worker_is_given_up(client: AsyncClient, worker: ServedWorker) -> None:
     with pytest.raises(DeadlineExceededError):
-        await client.profile_steps(num_steps=3, timeout_seconds=0.05)
+        await client.diagnosis.profile_steps(num_steps=3, timeout_seconds=0.05)
     assert worker.worker.engine_loop._engine.watchers._watchers == []
 
 
 async def test_the_machine_is_measured(client: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_speed, "READ_BYTES", 1 << 20)
-    speed = await client.measure_machine(num_rows=16)
+    speed = await client.diagnosis.measure_machine(num_rows=16)
     assert speed.read_bytes_per_second > 0
     assert [layout.order for layout in speed.layouts] == ["layer-first", "head-first"]
     assert all(layout.seconds > 0 for layout in speed.layouts)
@@ -193,18 +195,18 @@ async def test_the_machine_is_measured(client: AsyncClient, monkeypatch: pytest.
 
 async def test_bounds_are_named(client: AsyncClient) -> None:
     async def steps(max_steps: int) -> None:
-        async for _ in client.watch_steps(max_steps=max_steps):
+        async for _ in client.diagnosis.watch_steps(max_steps=max_steps):
             pass
 
     for call, field in (
         (steps(0), "max_steps"),
         (steps(100_001), "max_steps"),
-        (client.profile_steps(num_steps=0), "num_steps"),
-        (client.profile_steps(num_steps=201), "num_steps"),
-        (client.profile_steps(timeout_seconds=0), "timeout_seconds"),
-        (client.profile_steps(timeout_seconds=601), "timeout_seconds"),
-        (client.measure_machine(num_rows=15), "num_rows"),
-        (client.measure_machine(num_rows=32_769), "num_rows"),
+        (client.diagnosis.profile_steps(num_steps=0), "num_steps"),
+        (client.diagnosis.profile_steps(num_steps=201), "num_steps"),
+        (client.diagnosis.profile_steps(timeout_seconds=0), "timeout_seconds"),
+        (client.diagnosis.profile_steps(timeout_seconds=601), "timeout_seconds"),
+        (client.diagnosis.measure_machine(num_rows=15), "num_rows"),
+        (client.diagnosis.measure_machine(num_rows=32_769), "num_rows"),
     ):
         with pytest.raises(InvalidArgumentError) as caught:
             await call
