@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from prefixcache_worker.config import WorkerConfig
-from prefixcache_worker.server.build import MIN_POOL_BLOCKS
+from prefixcache_worker.server.pool_size import MIN_POOL_BLOCKS
 
 
 def with_block_size(config: WorkerConfig, block_size: int) -> WorkerConfig:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from prefixcache_worker.config import WorkerConfig
-from prefixcache_worker.server.build import MIN_POOL_BLOCKS, USUAL_POOL_BYTES
+from prefixcache_worker.server.pool_size import MIN_POOL_BLOCKS, USUAL_POOL_BYTES
 
 FRACTION = 16
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -36,10 +34,11 @@ from prefixcache_worker.memory_size import format_memory
 from prefixcache_worker.model.linear import products_are_batch_invariant
 from prefixcache_worker.model.loader import LoadedModel, load_model
 from prefixcache_worker.model.model import AttentionShape, AttentionWindow, Model
-from prefixcache_worker.server.gpu_memory import CudaMemory, pool_bytes_left
+from prefixcache_worker.server.host_memory import host_memory_bytes
 from prefixcache_worker.server.metrics.page import Metrics
 from prefixcache_worker.server.metrics.request_times import RequestTimes
 from prefixcache_worker.server.metrics.tenant_totals import TenantTotals
+from prefixcache_worker.server.pool_size import PoolSize, plan_pool, usual_pool_bytes
 from prefixcache_worker.server.served_model import ServedModel
 from prefixcache_worker.server.tiers import build_tiers
 from prefixcache_worker.server.validation.prefixes import PrefixTtl
@@ -50,40 +49,12 @@ from prefixcache_worker.snapshots.snapshot_keeper import SnapshotKeeper
 if TYPE_CHECKING:
     from prefixcache_worker.server.tracing.otlp import OtlpTraces
 
-MIN_POOL_BLOCKS = 2
-"""Room for a prompt and for the block its answer opens."""
 USUAL_SINKS = 4
 """As many as Xiao et al. 2023 found to be enough."""
-USUAL_POOL_BYTES = 1 << 30
-"""Of a pool on a CPU, before headroom."""
 USUAL_KV_DTYPES = {"cpu": "fp32", "cuda": "bf16"}
 USUAL_BLOCK_SIZES = range(16, 65)
-CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Where a container finds how much memory it may use, by version of the kernel's control groups."""
 
 logger = logging.getLogger(__name__)
-
-
-class PoolSize(NamedTuple):
-    """How large the KV pool is, and why."""
-
-    num_requested_blocks: int
-    num_headroom_blocks: int
-    block_bytes: int
-
-    @property
-    def num_blocks(self) -> int:
-        return self.num_requested_blocks + self.num_headroom_blocks
-
-    @property
-    def pool_bytes(self) -> int:
-        return self.num_blocks * self.block_bytes
-
-    def __str__(self) -> str:
-        return (
-            f"{self.num_requested_blocks} KV blocks + {self.num_headroom_blocks} headroom, "
-            f"{format_memory(self.block_bytes)} each, {format_memory(self.pool_bytes)} in all"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,12 +121,12 @@ def assemble_worker(loaded: LoadedModel, config: WorkerConfig) -> Worker:
     block_bytes = kv_format.block_bytes(shape, config.block_size)
     if approximation.sparse_reads is not None:
         block_bytes += BlockSummaries.block_bytes(shape)
-    pool_size = plan_pool(config, block_bytes, usual_bytes=_usual_pool_bytes(model, config, context_length))
+    pool_size = plan_pool(config, block_bytes, usual_bytes=usual_pool_bytes(model, config, context_length))
     kv_store = _allocate_pool(loaded, shape, config, kv_format, pool_size)
     attention = choose_backend(config.attention, kv_store)
     model = _made_ready(model, kv_store, attention, config, context_length)
     event_log = new_event_log(pool_size.num_blocks)
-    memory_bytes = _memory_bytes() - (pool_size.pool_bytes if config.device == "cpu" else 0)
+    memory_bytes = host_memory_bytes() - (pool_size.pool_bytes if config.device == "cpu" else 0)
     tiers = build_tiers(config, model, kv_store, attention, memory_bytes=memory_bytes)
     cache = make_cache(
         config.scheme,
@@ -290,39 +261,6 @@ def _restored(
     return snapshots
 
 
-def plan_pool(config: WorkerConfig, block_bytes: int, *, usual_bytes: int = USUAL_POOL_BYTES) -> PoolSize:
-    """Blocks that the settings ask for, plus headroom rounded up; `usual_bytes` before headroom if they ask
-    for nothing. Raises ConfigError when it is too few."""
-    if config.kv_blocks is not None:
-        num_requested, asked = config.kv_blocks, f"--kv-blocks: {config.kv_blocks} blocks"
-    else:
-        num_bytes = usual_bytes if config.kv_memory is None else config.kv_memory
-        num_requested = num_bytes // block_bytes
-        asked = f"--kv-memory: {format_memory(num_bytes)} gives {num_requested} blocks"
-    if num_requested < MIN_POOL_BLOCKS:
-        least = format_memory(MIN_POOL_BLOCKS * block_bytes)
-        raise ConfigError(
-            f"{asked} of {format_memory(block_bytes)}, too few for one request; "
-            f"give at least {MIN_POOL_BLOCKS} blocks, {least}"
-        )
-    return PoolSize(num_requested, math.ceil(num_requested * config.kv_headroom), block_bytes)
-
-
-def _usual_pool_bytes(model: Model, config: WorkerConfig, context_length: int) -> int:
-    """The pool's bytes before headroom where the settings do not say: on a GPU, what the model leaves."""
-    if config.device == "cpu" or config.kv_memory is not None or config.kv_blocks is not None:
-        return USUAL_POOL_BYTES
-    left = pool_bytes_left(
-        model,
-        CudaMemory(torch.device(config.device)),
-        device=config.device,
-        max_batch_tokens=config.max_batch_tokens,
-        max_running=config.max_running,
-        context_length=context_length,
-    )
-    return int(left / (1 + config.kv_headroom))
-
-
 def _made_ready(
     model: Model, kv_store: KvStore, attention: AttentionBackend, config: WorkerConfig, context_length: int
 ) -> Model:
@@ -398,7 +336,7 @@ def _allocate_pool(
 ) -> KvStore:
     flag = "--kv-memory" if config.kv_blocks is None else "--kv-blocks"
     does_not_fit = f"{flag}: a pool of {pool_size} does not fit"
-    if config.device == "cpu" and pool_size.pool_bytes > (num_bytes := _memory_bytes()):
+    if config.device == "cpu" and pool_size.pool_bytes > (num_bytes := host_memory_bytes()):
         # The kernel would promise it, and kill us when the pages are touched.
         raise ConfigError(
             f"{does_not_fit} the {format_memory(num_bytes)} of memory that there are; ask for less"
@@ -418,10 +356,3 @@ def _allocate_pool(
         )
     except RuntimeError as error:  # what torch raises when an allocation fails
         raise ConfigError(f"{does_not_fit} the memory of {config.device}; ask for less") from error
-
-
-def _memory_bytes() -> int:
-    """What the machine has, or the part of it that this container may use."""
-    machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limits = [path.read_text().strip() for path in CONTAINER_LIMITS if path.is_file()]
-    return min([machine_bytes, *(int(limit) for limit in limits if limit != "max")])
