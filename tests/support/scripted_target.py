@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 from prefixcache_client.cache_answers import Stats
 from prefixcache_client.load.session import Session, Turn
@@ -90,10 +91,14 @@ class ListedWorkload:
     listed: Sequence[Session] | Iterator[Session]
     first: Sequence[Session] = ()
     """To warm up."""
+    notes: Sequence[str] = ()
 
     @property
     def description(self) -> dict[str, str | int | float]:
         return {"workload": "listed"}
+
+    def fitted_to(self, server: Mapping[str, str | int | float]) -> Self:
+        return self
 
     def warm_up(self) -> Iterator[Session]:
         yield from self.first

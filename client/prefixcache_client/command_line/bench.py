@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prefixcache_client.command_line import arguments as common
 from prefixcache_client.command_line import bench_compare
@@ -26,7 +26,6 @@ from prefixcache_client.command_line.load_flags import (
 )
 from prefixcache_client.command_line.load_progress import LoadProgress
 from prefixcache_client.command_line.output import console
-from prefixcache_client.command_line.ramp_table import ramp_table
 from prefixcache_client.errors import PrefixCacheClientError
 from prefixcache_client.load.measurement import Measurement
 from prefixcache_client.load.ramp import Ramp
@@ -35,7 +34,7 @@ from prefixcache_client.load.report.html_page import write_html
 from prefixcache_client.load.report.json_file import write_measurement
 from prefixcache_client.load.report.slo import Slo
 from prefixcache_client.load.report.summary import summarize
-from prefixcache_client.load.report.terminal import summary_view, table_view
+from prefixcache_client.load.report.terminal import summary_view
 from prefixcache_client.load.runner import Runner
 from prefixcache_client.load.workloads import Agents, Chat, RecordedTrace, SharedPrefix, Tenants, TextSessions
 from prefixcache_client.load.workloads.flags import add_workload_flags, workload_from
@@ -43,8 +42,9 @@ from prefixcache_client.load.workloads.flags import add_workload_flags, workload
 if TYPE_CHECKING:
     from prefixcache_client.command_line.arguments import Subparsers
     from prefixcache_client.load.arrivals import Arrivals
+    from prefixcache_client.load.session import Workload
 
-WORKLOADS: dict[str, tuple[type[Any], str]] = {
+WORKLOADS: dict[str, tuple[type[Workload], str]] = {
     "shared-prefix": (SharedPrefix, "groups of users, each with a system prompt in common"),
     "chat": (Chat, "conversations of several turns"),
     "agents": (Agents, "agents that hand parts of their tasks to sub-agents"),
@@ -108,7 +108,7 @@ async def _measure(arguments: argparse.Namespace) -> tuple[Measurement, Arrivals
         except ValueError as error:  # settings that do not go together
             arguments.error(str(error))
         workload = workload.fitted_to(await target.describe())
-        for note in getattr(workload, "notes", ()):
+        for note in workload.notes:
             print(note, file=sys.stderr)
         arrivals = arrivals_from(arguments, workload, seed=seed, keeps=arguments.slo.is_kept)
         max_requests = arguments.requests
@@ -189,15 +189,10 @@ def _require_new_files(arguments: argparse.Namespace) -> None:
 
 
 def _report(arguments: argparse.Namespace, measurement: Measurement, arrivals: Arrivals) -> None:
-    summary = summarize(measurement, arguments.slo)
+    ramp = arrivals if isinstance(arrivals, Ramp) else None
+    summary = summarize(measurement, arguments.slo, ramp=ramp)
     if arguments.json != "-":
         console().print(summary_view(summary))
-    if isinstance(arrivals, Ramp):
-        table = ramp_table(arrivals, measurement.results)
-        if arguments.json == "-":
-            print(table.remark, file=sys.stderr)
-        else:
-            console().print(table_view(table))
     if arguments.json is not None:
         write_measurement(measurement, summary, arguments.json)
     if arguments.csv is not None:

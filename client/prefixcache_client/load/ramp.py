@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import takewhile
 
 from prefixcache_client.load.arrivals import Due, Pause, Tally
 from prefixcache_client.load.measurement import RequestResult
 from prefixcache_client.load.session import Session
 
 
-class RampStep(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RampStep:
     """What came of one rate, in the latter half of its time."""
 
     rate: float
@@ -25,6 +26,21 @@ class RampStep(NamedTuple):
     def is_at_least(self, share: float) -> bool:
         """Whether this share was kept, but for one: so many more or less fall into the half by chance."""
         return self.num_kept + 1 >= share * self.num_offered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RampOutcome:
+    """What came of each rate, and where the server no longer kept up."""
+
+    steps: tuple[RampStep, ...]
+    """Of the rates that were sent, in their order."""
+    knee: float | None
+    """The rate before the first that the server did not keep up with; None: that was the first."""
+
+    @property
+    def has_reached_knee(self) -> bool:
+        """Whether the server kept up with less than was sent."""
+        return bool(self.steps) and self.knee != self.steps[-1].rate
 
 
 def was_answered(result: RequestResult) -> bool:
@@ -85,24 +101,16 @@ class Ramp:
             if not step.is_at_least(self.least_share):
                 return
 
-    def steps(self, results: Iterable[RequestResult]) -> list[RampStep]:
-        """What came of each rate that was sent, in their order. O(results x steps)."""
-        results = list(results)
+    def outcome(self, results: Sequence[RequestResult]) -> RampOutcome:
+        """What came of it. O(results x steps)."""
         last = max((result.planned for result in results), default=-1.0)
-        return [
+        steps = tuple(
             self._step(number, rate, results, ())
             for number, rate in enumerate(self._rates())
             if last >= number * self.step_seconds
-        ]
-
-    def knee(self, results: Iterable[RequestResult]) -> float | None:
-        """The rate before the first that the server did not keep up with; None: that was the first."""
-        knee = None
-        for step in self.steps(results):
-            if not step.is_at_least(self.least_share):
-                break
-            knee = step.rate
-        return knee
+        )
+        kept = takewhile(lambda step: step.is_at_least(self.least_share), steps)
+        return RampOutcome(steps=steps, knee=max((step.rate for step in kept), default=None))
 
     def _rates(self) -> Iterator[float]:
         num_steps = math.floor((self.last_rate - self.first_rate) / self.rate_step + 1e-9)
@@ -116,7 +124,7 @@ class Ramp:
         results = list(results)
         planned = [*(result.planned for result in results), *in_flight]
         return RampStep(
-            rate,
+            rate=rate,
             num_offered=sum(middle <= moment < end for moment in planned),
             num_kept=sum(middle <= result.ended < end and self.keeps(result) for result in results),
         )

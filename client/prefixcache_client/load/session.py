@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 from prefixcache_client.messages import Prompt
 
@@ -46,6 +46,18 @@ class Workload(Protocol):
     @property
     def description(self) -> dict[str, str | int | float]:
         """What makes it, setting by setting: enough to make it again."""
+        ...
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What was left out or cut off to fit the server, a sentence each."""
+        ...
+
+    def fitted_to(self, server: Mapping[str, str | int | float]) -> Self:
+        """The same for a server that describes itself so (`Target.describe`).
+
+        Raises PrefixCacheClientError, TraceError or OSError when there are no such sessions.
+        """
         ...
 
     def warm_up(self) -> Iterator[Session]:

@@ -138,18 +138,24 @@ def test_arrivals(
     assert json_of(capsys)["measurement"]["arrivals"] == arrivals
 
 
-def test_a_ramp_tells_the_rates_it_tried(worker: FakeWorker, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_ramp_tells_the_rates_it_tried(
+    worker: FakeWorker, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     worker.generate = serve
+    page = tmp_path / "page.html"
     flags = ("--ramp", "20:40:20", "--step-seconds", "0.5")
 
-    assert bench(worker, "shared-prefix", "--prefix-tokens", "8", *flags) == 0
+    assert bench(worker, "shared-prefix", "--prefix-tokens", "8", *flags, "--html", str(page)) == 0
 
     shown = capsys.readouterr().out
     assert re.search(r"20 /s +5 ", shown)
     assert "the server" in shown, "kept up or not: that depends on the machine"
+    assert '<th scope="row">20 /s</th><td>5</td>' in page.read_text()
 
     assert bench(worker, "shared-prefix", "--prefix-tokens", "8", *flags, "--json", "-") == 0
-    assert "the server" in capsys.readouterr().err
+    ramp = json_of(capsys)["summary"]["ramp"]
+    assert ramp["steps"][0] | {"num_kept": 5} == {"rate": 20, "num_offered": 5, "num_kept": 5}
+    assert ramp["knee"] in (None, 20, 40)
 
 
 def test_failures_are_named_after_the_report_and_make_the_exit_code_1(

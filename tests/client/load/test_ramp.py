@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from support.scripted_target import ListedWorkload, ScriptedTarget, one_turn
 from support.virtual_time import run_in_virtual_time
 
-from prefixcache_client.command_line.ramp_table import ramp_table
 from prefixcache_client.load.measurement import Measurement
-from prefixcache_client.load.ramp import Ramp
+from prefixcache_client.load.ramp import Ramp, RampOutcome
 from prefixcache_client.load.report.slo import Slo
+from prefixcache_client.load.report.summary import summarize
+from prefixcache_client.load.report.tables import whole_tables
 from prefixcache_client.load.runner import Runner
 from prefixcache_client.load.target import Answered
 
@@ -37,17 +38,25 @@ def send(ramp: Ramp, target: ScriptedTarget) -> Measurement:
     return run_in_virtual_time(run())
 
 
+def remark(ramp: Ramp, measurement: Measurement) -> str:
+    """What the report says of the ramp."""
+    tables = whole_tables(summarize(measurement, Slo(), ramp=ramp))
+    (table,) = (table for table in tables if table.title == "Ramp")
+    return table.remark
+
+
 def test_the_knee_is_the_last_rate_that_was_kept() -> None:
     ramp = Ramp(first_rate=4, last_rate=100, rate_step=4, step_seconds=10)
     measurement = send(ramp, OneByOne(latency=lambda number: 0.1))
 
-    steps = ramp.steps(measurement.results)
+    outcome = ramp.outcome(measurement.results)
+    steps = outcome.steps
     assert [step.rate for step in steps] == [4, 8, 12], "12 a second are too many, and 16 were never tried"
     assert [step.num_offered for step in steps] == [20, 40, 60]
     assert [step.num_kept for step in steps] == pytest.approx([20, 40, 50], abs=1)
-    assert ramp.knee(measurement.results) == 8
+    assert outcome.knee == 8
     assert len(measurement.results) == 40 + 80 + 120
-    assert ramp_table(ramp, measurement.results).remark == (
+    assert remark(ramp, measurement) == (
         "the knee: the server kept up with 8 a second, and not with the next rate"
     )
 
@@ -61,8 +70,8 @@ def test_limits_find_the_knee_before_the_throughput_falls() -> None:
     target = ScriptedTarget(latency=lambda number: 0.5 if number < slow_from_the_third_step_on else 2.0)
     measurement = send(ramp, target)
 
-    assert ramp.knee(measurement.results) == 4
-    assert [step.rate for step in ramp.steps(measurement.results)] == [2, 4, 6]
+    assert ramp.outcome(measurement.results).knee == 4
+    assert [step.rate for step in ramp.outcome(measurement.results).steps] == [2, 4, 6]
 
 
 def test_a_fast_server_is_taken_to_the_last_rate() -> None:
@@ -72,10 +81,8 @@ def test_a_fast_server_is_taken_to_the_last_rate() -> None:
     assert [result.planned for result in measurement.results] == [
         step * 4 + i / rate for step, rate in enumerate((1, 3, 5)) for i in range(4 * rate)
     ]
-    assert ramp.knee(measurement.results) == 5
-    assert ramp_table(ramp, measurement.results).remark == (
-        "the server kept up with every rate up to 5 a second"
-    )
+    assert ramp.outcome(measurement.results).knee == 5
+    assert remark(ramp, measurement) == "the server kept up with every rate up to 5 a second"
 
 
 def test_a_server_that_keeps_up_with_nothing_has_no_knee() -> None:
@@ -83,15 +90,23 @@ def test_a_server_that_keeps_up_with_nothing_has_no_knee() -> None:
     measurement = send(ramp, ScriptedTarget(latency=lambda number: 60.0))
 
     assert len(measurement.results) == 20
-    assert ramp.knee(measurement.results) is None
-    assert "begin with less" in ramp_table(ramp, measurement.results).remark
+    assert ramp.outcome(measurement.results).knee is None
+    assert remark(ramp, measurement) == "the server does not keep up with 5 a second: begin with less"
 
 
 def test_the_last_rate_is_reached_in_spite_of_rounding() -> None:
     ramp = Ramp(first_rate=0.1, last_rate=0.3, rate_step=0.1, step_seconds=10)
     measurement = send(ramp, ScriptedTarget())
 
-    assert [step.rate for step in ramp.steps(measurement.results)] == pytest.approx([0.1, 0.2, 0.3])
+    assert [step.rate for step in ramp.outcome(measurement.results).steps] == pytest.approx([0.1, 0.2, 0.3])
+
+
+def test_a_ramp_that_was_broken_off_at_once_has_no_table() -> None:
+    ramp = Ramp(first_rate=1, last_rate=2, rate_step=1)
+    measurement = replace(send(ramp, ScriptedTarget()), results=())
+    summary = summarize(measurement, Slo(), ramp=ramp)
+    assert summary.ramp == RampOutcome(steps=(), knee=None)
+    assert "Ramp" not in [table.title for table in whole_tables(summary)]
 
 
 @pytest.mark.parametrize(

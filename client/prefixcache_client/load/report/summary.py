@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from prefixcache_client.load.measurement import Measurement, RequestResult
+from prefixcache_client.load.ramp import Ramp, RampOutcome
 from prefixcache_client.load.report.distribution import Distribution, distribution
 from prefixcache_client.load.report.server_side import ServerFigures, server_figures
 from prefixcache_client.load.report.slo import Slo
@@ -105,6 +106,8 @@ class Summary:
     goodput: Goodput | None
     """None: there were no limits, or no requests."""
     sending: Sending
+    ramp: RampOutcome | None
+    """None: the rate did not grow."""
     tenants: tuple[Part, ...]
     """Those with the most requests first."""
     turns: tuple[Part, ...]
@@ -116,9 +119,16 @@ class Summary:
 
 
 def summarize(
-    measurement: Measurement, slo: Slo, *, late_tolerance_seconds: float = LATE_TOLERANCE_SECONDS
+    measurement: Measurement,
+    slo: Slo,
+    *,
+    ramp: Ramp | None = None,
+    late_tolerance_seconds: float = LATE_TOLERANCE_SECONDS,
 ) -> Summary:
-    """The figures of a measurement, judged by these limits. O(n log n) in the tokens received."""
+    """The figures of a measurement, judged by these limits. O(n log n) in the tokens received.
+
+    `ramp` is how the load was sent, if that was a ramp.
+    """
     results, seconds = measurement.results, measurement.seconds
     answered = [result for result in results if result.error is None]
     failures = Counter(result.error for result in results if result.error is not None)
@@ -146,6 +156,7 @@ def summarize(
         slo=slo,
         goodput=_goodput(results, slo, seconds),
         sending=sending,
+        ramp=None if ramp is None else ramp.outcome(results),
         tenants=tuple(
             sorted(
                 _parts(results, lambda result: result.tenant or "", slo, seconds),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from prefixcache_client.load.measurement import Measurement
+from prefixcache_client.load.ramp import RampOutcome
 from prefixcache_client.load.report.distribution import Distribution
 from prefixcache_client.load.report.server_side import ServerFigures
 from prefixcache_client.load.report.slo import Slo
@@ -47,9 +48,35 @@ def whole_tables(summary: Summary) -> tuple[ReportTable, ...]:
             ),
         ),
     ]
+    if summary.ramp is not None and summary.ramp.steps:
+        tables.append(_ramp_table(summary.ramp))
     if summary.server is not None:
         tables += [_server_table(summary, summary.server), _server_latency_table(summary.server)]
     return tuple(table for table in tables if table.rows)
+
+
+def _ramp_table(ramp: RampOutcome) -> ReportTable:
+    """A row for each rate, and below them the knee."""
+    if ramp.knee is None:
+        remark = f"the server does not keep up with {ramp.steps[0].rate:g} a second: begin with less"
+    elif ramp.has_reached_knee:
+        remark = f"the knee: the server kept up with {ramp.knee:g} a second, and not with the next rate"
+    else:
+        remark = f"the server kept up with every rate up to {ramp.knee:g} a second"
+    return ReportTable(
+        "Ramp",
+        ("rate", "offered", "kept", "share"),
+        tuple(
+            (
+                f"{step.rate:g} /s",
+                number(step.num_offered),
+                number(step.num_kept),
+                share(step.num_kept / step.num_offered if step.num_offered else None),
+            )
+            for step in ramp.steps
+        ),
+        remark,
+    )
 
 
 def part_tables(summary: Summary) -> tuple[ReportTable, ...]:

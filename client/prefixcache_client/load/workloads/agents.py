@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Self
+from typing import ClassVar, Self
 
 from prefixcache_client.load.session import Session, Turn
 from prefixcache_client.load.workloads.amount import Amount
@@ -38,6 +38,7 @@ class Agents:
     prompt_form: PromptForm = setting("form of the prompts", default="tokens")
     seed: int = 0
     limits: Limits = field(default_factory=Limits)
+    notes: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         check_settings(self)

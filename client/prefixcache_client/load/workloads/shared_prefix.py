@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count
 from random import Random
-from typing import Self
+from typing import ClassVar, Self
 
 from prefixcache_client.errors import PrefixCacheClientError
 from prefixcache_client.load.session import Session, Turn
@@ -41,6 +41,7 @@ class SharedPrefix:
     prompt_form: PromptForm = setting("form of the prompts", default="tokens")
     seed: int = 0
     limits: Limits = field(default_factory=Limits)
+    notes: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import repeat
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 from prefixcache_client.load.session import Session, Turn
 from prefixcache_client.load.workloads.amount import Amount
@@ -45,6 +45,7 @@ class Tenants:
     prompt_form: PromptForm = setting("form of the prompts", default="tokens")
     seed: int = 0
     limits: Limits = field(default_factory=Limits)
+    notes: ClassVar[tuple[str, ...]] = ()
     num_sessions: int | None = None
     """With a recording, known once the workload is fitted."""
 
