@@ -14,7 +14,7 @@ from support.fake_worker import FakeWorker, abort, completion, delta
 
 from prefixcache.v1 import cache_pb2, inference_pb2
 from prefixcache_client.command_line import main as command_line
-from prefixcache_client.command_line import schemes
+from prefixcache_client.command_line import own_worker
 from prefixcache_client.command_line.schemes_load import SchemesLoad
 
 SMALL = ("--prefix", "32", "--suffix", "12", "--output", "5", "--context-length", "128", "--batch", "1", "4")
@@ -70,7 +70,7 @@ class FakeProcess:
 def processes(monkeypatch: pytest.MonkeyPatch) -> list[FakeProcess]:
     """The worker processes that the command starts."""
     monkeypatch.setattr(FakeProcess, "started", [], raising=False)
-    monkeypatch.setattr(schemes, "WorkerProcess", FakeProcess)
+    monkeypatch.setattr(own_worker, "WorkerProcess", FakeProcess)
     monkeypatch.setenv("COLUMNS", "160")
     return FakeProcess.started
 

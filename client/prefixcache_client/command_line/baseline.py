@@ -17,15 +17,11 @@ from prefixcache_client.baseline.recording import Recording, read_recording
 from prefixcache_client.baseline.scenario import MATRIX, Scenario
 from prefixcache_client.command_line import arguments as common
 from prefixcache_client.command_line.baseline_tables import comparison_table, recording_table
-from prefixcache_client.command_line.output import console, write_result
-from prefixcache_client.command_line.serve import require_worker
-from prefixcache_client.errors import PrefixCacheClientError
-from prefixcache_client.worker_process import WITHOUT_KEYS, WorkerProcess, sigterm_unwinds
+from prefixcache_client.command_line.output import console, require_new_files, write_result
+from prefixcache_client.command_line.own_worker import own_worker
 
 if TYPE_CHECKING:
     from prefixcache_client.command_line.arguments import Subparsers
-
-_START_TIMEOUT_SECONDS = 300.0
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -42,7 +38,7 @@ def add_parser(subparsers: Subparsers) -> None:
         " nothing else to do; needs an admin.",
     )
     record.add_argument("file", type=common.file_path, metavar="FILE", help="where to write the baseline")
-    record.add_argument("--force", action="store_true", help="overwrite the file if it is there")
+    record.add_argument("--force", action="store_true", help="replace the file if it exists")
     record.add_argument(
         "--target",
         type=common.address,
@@ -85,9 +81,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def _record(arguments: argparse.Namespace) -> int:
-    path = Path(arguments.file)
-    if path.exists() and not arguments.force:
-        raise PrefixCacheClientError(f"{path} exists; name another file, or overwrite it with --force")
+    require_new_files(arguments.file, force=arguments.force)
     if arguments.target is not None and arguments.worker:
         arguments.error("--worker: its arguments are for a worker that is started, not for --target")
     screen = console(stderr=True)
@@ -97,14 +91,11 @@ def _record(arguments: argparse.Namespace) -> int:
         )
         address = arguments.target
         if address is None:
-            require_worker()
-            stack.enter_context(sigterm_unwinds())
             start = progress.add_task("starting a worker", total=None)
-            worker = stack.enter_context(WorkerProcess(*arguments.worker, environment=WITHOUT_KEYS))
-            address = worker.wait_ready(timeout_seconds=_START_TIMEOUT_SECONDS)
+            address = stack.enter_context(own_worker(*arguments.worker))
             progress.remove_task(start)
         recording = asyncio.run(_measure(address, arguments, progress))
-    recording.write(path)
+    recording.write(Path(arguments.file))
     console().print(recording_table(recording))
     return 0
 

@@ -20,14 +20,11 @@ from prefixcache_client.command_line.answer_board import AnswerBoard
 from prefixcache_client.command_line.demo_policy import PUBLIC_MESSAGES, TENANTS, Tenant, conversation
 from prefixcache_client.command_line.figures import Figure, figures_table, share_of_unshared
 from prefixcache_client.command_line.output import console, seconds, share, write_json
-from prefixcache_client.command_line.serve import require_worker
+from prefixcache_client.command_line.own_worker import own_worker
 from prefixcache_client.command_line.tree import draw_tree
-from prefixcache_client.worker_process import WITHOUT_KEYS, WorkerProcess, sigterm_unwinds
 
 if TYPE_CHECKING:
     from prefixcache_client.command_line.arguments import Subparsers
-
-_START_TIMEOUT_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,17 +73,14 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.error("worker arguments are for the worker that the demo starts: leave out --address")
     screen = console(stderr=arguments.json == "-")
     with ExitStack() as stack:
-        stack.enter_context(sigterm_unwinds())
         address = arguments.address
         if address is None:
-            require_worker()
-            worker = stack.enter_context(
-                WorkerProcess("--trust-tenant-header", *arguments.worker_arguments, environment=WITHOUT_KEYS)
-            )
             if not arguments.worker_arguments:
                 screen.print("The default model is tiny: its answers are fluent, not true.\n", style="dim")
             with _spinner(screen, "starting the worker"):
-                address = worker.wait_ready(timeout_seconds=_START_TIMEOUT_SECONDS)
+                address = stack.enter_context(
+                    own_worker("--trust-tenant-header", *arguments.worker_arguments)
+                )
         outcome = asyncio.run(
             _serve_visitors(address, screen, max_tokens=arguments.max_tokens, deadline=arguments.deadline)
         )

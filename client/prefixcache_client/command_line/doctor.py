@@ -14,19 +14,17 @@ from prefixcache_client.async_client import AsyncClient
 from prefixcache_client.command_line import arguments as common
 from prefixcache_client.command_line.doctor_view import report_view, verification_view
 from prefixcache_client.command_line.output import console, write_result
-from prefixcache_client.command_line.serve import require_worker
+from prefixcache_client.command_line.own_worker import own_worker
 from prefixcache_client.doctor.examination import PROFILED_STEPS, STEPS, examine
 from prefixcache_client.doctor.report import Report, load_report
 from prefixcache_client.doctor.verification import verify
 from prefixcache_client.errors import PermissionDeniedError, PrefixCacheClientError, UnimplementedError
-from prefixcache_client.worker_process import WITHOUT_KEYS, WorkerProcess, sigterm_unwinds
 
 if TYPE_CHECKING:
     from prefixcache_client.command_line.arguments import Subparsers
 
 EXIT_FINDINGS = 3
 """Something is wrong, or answers differ."""
-_START_TIMEOUT_SECONDS = 300.0
 _CALL_SECONDS = 300.0
 """No call of the doctor takes so long unless the worker hangs."""
 _STEP_NUMBERS = {**{name: number for number, name in STEPS.items()}, **{str(n): n for n in STEPS}}
@@ -106,15 +104,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.trace is not None and not steps & PROFILED_STEPS:
         arguments.error("--trace is written in step 4, which is left out")
     with ExitStack() as stack:
-        stack.enter_context(sigterm_unwinds())
         screen = console(stderr=arguments.json == "-")
         status = stack.enter_context(screen.status("starting a worker"))
         address = arguments.target
         if address is None:
-            require_worker()
             model = ("--model", arguments.model) if arguments.model else ()
-            process = stack.enter_context(WorkerProcess(*model, *arguments.worker, environment=WITHOUT_KEYS))
-            address = process.wait_ready(timeout_seconds=_START_TIMEOUT_SECONDS)
+            address = stack.enter_context(own_worker(*model, *arguments.worker))
         report, trace = asyncio.run(_examine(address, arguments, steps, status))
     if arguments.trace is not None:
         Path(arguments.trace).write_bytes(trace)

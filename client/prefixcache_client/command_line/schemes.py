@@ -11,18 +11,16 @@ from rich.progress import Progress
 
 from prefixcache_client.command_line import arguments as common
 from prefixcache_client.command_line.output import console, write_result
+from prefixcache_client.command_line.own_worker import own_workers
 from prefixcache_client.command_line.pictures import picture_path, require_matplotlib
 from prefixcache_client.command_line.schemes_comparison import Scheme, SchemesComparison, Variant
 from prefixcache_client.command_line.schemes_load import SchemesLoad
 from prefixcache_client.command_line.schemes_picture import draw_picture
 from prefixcache_client.command_line.schemes_result import SchemesResult, schemes_table
-from prefixcache_client.command_line.serve import require_worker
-from prefixcache_client.worker_process import WITHOUT_KEYS, WorkerProcess, sigterm_unwinds
 
 if TYPE_CHECKING:
     from prefixcache_client.command_line.arguments import Subparsers
 
-_START_TIMEOUT_SECONDS = 300.0
 _BLOCK_SIZE = 16
 
 SCHEMES = {
@@ -98,7 +96,6 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.picture is not None:
         require_matplotlib()
-    require_worker()
     result = _compare(arguments, load)
     write_result(result, arguments.json, schemes_table)
     if arguments.picture is not None:
@@ -110,21 +107,13 @@ def _compare(arguments: argparse.Namespace, load: SchemesLoad) -> SchemesResult:
     """Start the workers, all of them, and take them through the bursts in turn."""
     screen = console(stderr=arguments.json == "-")
     with ExitStack() as stack:
-        stack.enter_context(sigterm_unwinds())
         progress = stack.enter_context(
             Progress(console=screen, transient=True, disable=not screen.is_terminal)
         )
         start = progress.add_task("starting the workers", total=None)
-        processes = {
-            variant: stack.enter_context(
-                WorkerProcess(*_worker_arguments(variant, arguments), environment=WITHOUT_KEYS)
-            )
-            for variant in _variants(arguments)
-        }
-        addresses = {
-            variant: process.wait_ready(timeout_seconds=_START_TIMEOUT_SECONDS)
-            for variant, process in processes.items()
-        }
+        variants = _variants(arguments)
+        commands = [_worker_arguments(variant, arguments) for variant in variants]
+        addresses = stack.enter_context(own_workers(commands))
         progress.remove_task(start)
         comparison = SchemesComparison(
             load,
@@ -133,7 +122,7 @@ def _compare(arguments: argparse.Namespace, load: SchemesLoad) -> SchemesResult:
             seed=arguments.seed,
             progress=progress,
         )
-        return asyncio.run(comparison.run(addresses))
+        return asyncio.run(comparison.run(dict(zip(variants, addresses, strict=True))))
 
 
 def _variants(arguments: argparse.Namespace) -> list[Variant]:
