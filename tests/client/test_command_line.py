@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -380,6 +382,17 @@ class TestServe:
 
         [command] = executed
         assert command[2:] == ["-m", "prefixcache_worker.plan_command", "--memory", "24GiB", "--json", "-"]
+
+    def test_every_package_of_the_extra_is_looked_for(self) -> None:
+        pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+        packages = {
+            re.split("[^a-z0-9-]", requirement)[0]
+            for requirement in pyproject["project"]["optional-dependencies"]["worker"]
+            if ";" not in requirement  # not for every machine
+        }
+        modules = [module.split(".")[0] for module in serve._WORKER_MODULES]
+        found = [package for module in modules for package in packages_distributions()[module]]
+        assert packages <= {package.lower().replace("_", "-") for package in found}
 
     def test_a_missing_extra_is_one_sentence_with_the_command(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

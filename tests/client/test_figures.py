@@ -6,25 +6,10 @@ import io
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
-from prefixcache_client.command_line.figures import Figure, figures_table, percentile
+from prefixcache_client.command_line.figures import Figure, figures_table
 from prefixcache_client.command_line.output import seconds, share, size, write_json
-
-
-@given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0, 100))
-def test_a_percentile_is_the_least_value_that_enough_others_do_not_exceed(
-    values: list[float], percent: float
-) -> None:
-    value = percentile(values, percent)
-
-    assert value in values
-    enough = len(values) * percent / 100
-    assert sum(other <= value for other in values) >= enough
-    if value > min(values):
-        assert sum(other < value for other in values) < enough
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -38,11 +37,6 @@ def figures_table(figures: Iterable[Figure], *, title: str) -> Table:
             figure.name, _shown(figure.value, figure.unit), ", ".join(filter(None, (spread, figure.note)))
         )
     return table
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that `percent` of the values do not exceed. Requires: at least one value."""
-    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
 
 
 def share_of_unshared(part: float, unshared: float) -> str:

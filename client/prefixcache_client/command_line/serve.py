@@ -23,6 +23,10 @@ _WORKER_MODULES = (
     "grpc_health",
     "grpc_reflection",
     "grpc_status",
+    "google.rpc",
+    "prometheus_client",
+    "llguidance",
+    "cryptography",
 )
 
 

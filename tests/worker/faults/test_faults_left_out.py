@@ -13,6 +13,7 @@ import pytest
 from support.process_worker import tiny_model_folder
 
 ROOT = Path(__file__).parents[3]
+PARTS = ("worker", "client")
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +32,23 @@ def test_neither_wheel_nor_source_distribution_has_faults(built: Path):
     for names in names_of_both:
         assert any(name.endswith("prefixcache_worker/server/build.py") for name in names)
         assert not [name for name in names if "/faults" in name]
+
+
+def test_the_wheel_has_what_is_read_at_run_time_and_no_tests(built: Path):
+    [wheel] = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as wheel_file:
+        names = set(wheel_file.namelist())
+    expected = {
+        path.relative_to(folder).as_posix()
+        for folder, package in (
+            (ROOT, "prefixcache"),
+            *((ROOT / part, f"prefixcache_{part}") for part in PARTS),
+        )
+        for path in (folder / package).rglob("*")
+        if path.is_file() and not {"__pycache__", "faults"} & set(path.parts)
+    }
+    assert {"prefixcache_worker/server/http/ui/static/page.js", "prefixcache_client/py.typed"} <= expected
+    assert {name for name in names if ".dist-info/" not in name} == expected
 
 
 def test_an_installed_worker_refuses_to_plant_one(built: Path, tmp_path: Path):

@@ -37,12 +37,6 @@ class ServerFigures:
     def cached_share(self) -> float | None:
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
 
-    @property
-    def saved_share(self) -> float | None:
-        """Of all rows that would have been read without sharing."""
-        unshared = self.kv_rows_read + self.kv_rows_saved
-        return self.kv_rows_saved / unshared if unshared else None
-
 
 def server_figures(before: Stats, after: Stats) -> ServerFigures | None:
     """The difference; None when a count went down, since the server was started anew in between."""
