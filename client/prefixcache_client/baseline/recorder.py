@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 
-from prefixcache_client.answers import Generation
 from prefixcache_client.async_client import AsyncClient
 from prefixcache_client.baseline.recording import FIGURES, Recording, ScenarioRounds
 from prefixcache_client.baseline.scenario import Scenario, fitting
+from prefixcache_client.burst import send_burst
 
 
 class Recorder:
@@ -76,30 +74,15 @@ class Recorder:
         )
 
     async def _burst(self, scenario: Scenario, prompts: Sequence[list[int]]) -> dict[str, float]:
-        await self._client.stats(reset_peaks=True)
-        start = time.perf_counter()
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._answer(scenario, prompt)) for prompt in prompts]
-        except ExceptionGroup as failures:  # the first failure cancelled the rest and tells enough
-            raise failures.exceptions[0] from None
-        seconds = time.perf_counter() - start
-        answers = [task.result() for task in tasks]
-        blocks = (await self._client.stats()).blocks
-        first_tokens = [answer.timing.first_token_seconds for answer in answers]
+        burst = await send_burst(self._client, prompts, output_tokens=scenario.output_tokens)
         per_token = [
             (answer.timing.total_seconds - answer.timing.first_token_seconds) / (scenario.output_tokens - 1)
-            for answer in answers
+            for answer in burst.answers
         ]
         return {
-            "output": sum(answer.usage.completion_tokens for answer in answers) / seconds,
-            "first token": statistics.median(first_tokens),
+            "output": burst.tokens_per_second,
+            "first token": burst.first_token_seconds,
             "per token": statistics.median(per_token),
-            "KV held": blocks.peak_live * blocks.block_bytes,
-            "pool in use": blocks.peak_live / blocks.total,
+            "KV held": burst.kv_bytes,
+            "pool in use": burst.after.blocks.peak_live / burst.after.blocks.total,
         }
-
-    async def _answer(self, scenario: Scenario, prompt: list[int]) -> Generation:
-        return await self._client.generate(
-            prompt, max_tokens=scenario.output_tokens, temperature=0.0, ignore_eos=True
-        )

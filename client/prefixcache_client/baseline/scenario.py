@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_LEAST_TOKEN_ID = 100  # special tokens lie below
-_GREATEST_TOKEN_ID = 40_000
+from prefixcache_client.burst import random_prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +26,13 @@ class Scenario:
 
     def prompts(self, vocabulary_size: int, seed: str) -> list[list[int]]:
         """Random tokens; the same seed makes the same ones, another one makes others."""
-        stop = min(_GREATEST_TOKEN_ID, vocabulary_size)
-        start = min(_LEAST_TOKEN_ID, stop - 1)
-        rng = random.Random(f"{seed} {self.name}")
-        shared = [rng.randrange(start, stop) for _ in range(self.shared_tokens)]
-        num_own = self.prompt_tokens - self.shared_tokens
-        return [
-            shared + [rng.randrange(start, stop) for _ in range(num_own)] for _ in range(self.num_requests)
-        ]
+        return random_prompts(
+            f"{seed} {self.name}",
+            vocabulary_size,
+            num_prompts=self.num_requests,
+            shared_tokens=self.shared_tokens,
+            own_tokens=self.prompt_tokens - self.shared_tokens,
+        )
 
 
 def _scenario(name: str, num_requests: int, prompt: int, output: int, shared: int = 0) -> Scenario:

@@ -17,7 +17,7 @@ from prefixcache_client.baseline.recording import Recording, read_recording
 from prefixcache_client.baseline.scenario import MATRIX, Scenario
 from prefixcache_client.command_line import arguments as common
 from prefixcache_client.command_line.baseline_tables import comparison_table, recording_table
-from prefixcache_client.command_line.output import console, require_new_files, write_result
+from prefixcache_client.command_line.output import console, write_result
 from prefixcache_client.command_line.own_worker import own_worker
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def add_parser(subparsers: Subparsers) -> None:
         " nothing else to do; needs an admin.",
     )
     record.add_argument("file", type=common.file_path, metavar="FILE", help="where to write the baseline")
-    record.add_argument("--force", action="store_true", help="replace the file if it exists")
+    common.add_force(record)
     record.add_argument(
         "--target",
         type=common.address,
@@ -81,7 +81,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def _record(arguments: argparse.Namespace) -> int:
-    require_new_files(arguments.file, force=arguments.force)
+    common.require_new_files(arguments, arguments.file)
     if arguments.target is not None and arguments.worker:
         arguments.error("--worker: its arguments are for a worker that is started, not for --target")
     screen = console(stderr=True)

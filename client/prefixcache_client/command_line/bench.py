@@ -24,7 +24,7 @@ from prefixcache_client.command_line.load_flags import (
     target_from,
 )
 from prefixcache_client.command_line.load_progress import LoadProgress
-from prefixcache_client.command_line.output import console, require_new_files
+from prefixcache_client.command_line.output import console
 from prefixcache_client.errors import PrefixCacheClientError
 from prefixcache_client.load.measurement import Measurement
 from prefixcache_client.load.ramp import Ramp
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises PrefixCacheClientError, after the report, when a request failed; of a ramp, when all did.
     """
     check_load_flags(arguments)
-    require_new_files(arguments.json, arguments.csv, arguments.html, force=arguments.force)
+    common.require_new_files(arguments, arguments.json, arguments.csv, arguments.html)
     try:
         measurement, arrivals, refusals = asyncio.run(_measure(arguments))
     except asyncio.CancelledError:  # the second Ctrl-C
@@ -166,7 +166,7 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
     common.add_json(group)
     group.add_argument("--csv", type=common.file_path, metavar="FILE", help="a line for each request")
     group.add_argument("--html", type=common.file_path, metavar="FILE", help="one page with charts")
-    group.add_argument("--force", action="store_true", help="replace files that exist")
+    common.add_force(group)
 
 
 def slo(value: str) -> Slo:

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from rich.console import Console, RenderableType
 
 from prefixcache_client.answers import Delta, Event, Generation, generation_from_events
-from prefixcache_client.errors import PrefixCacheClientError
 
 T = TypeVar("T")
 
@@ -21,13 +20,6 @@ T = TypeVar("T")
 def console(*, stderr: bool = False) -> Console:
     """Where tables and progress go. Text from a model or a user is never read as markup."""
     return Console(stderr=stderr, markup=False, highlight=False, emoji=False)
-
-
-def require_new_files(*paths: str | None, force: bool) -> None:
-    """Raise PrefixCacheClientError for a file to write that exists, unless by `force` it may be replaced."""
-    for path in paths:
-        if path not in (None, "-") and Path(path).exists() and not force:
-            raise PrefixCacheClientError(f"{path} exists: name another file, or replace it with --force")
 
 
 def write_json(value: Any, path: str) -> None:

@@ -11,7 +11,8 @@ from rich.progress import Progress, TaskID
 
 from prefixcache_client.answers import ModelInfo
 from prefixcache_client.async_client import AsyncClient
-from prefixcache_client.command_line.schemes_load import Burst, SchemesLoad
+from prefixcache_client.burst import Burst
+from prefixcache_client.command_line.schemes_load import SchemesLoad
 from prefixcache_client.command_line.schemes_result import BatchResult, SchemeResult, SchemesResult
 from prefixcache_client.errors import PrefixCacheClientError
 

@@ -2,35 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
-import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from prefixcache_client.answers import Generation, ModelInfo
+from prefixcache_client.answers import ModelInfo
 from prefixcache_client.async_client import AsyncClient
-
-_LEAST_TOKEN_ID = 100
-"""Special tokens lie below."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Burst:
-    """What a worker did when it was sent some requests at once."""
-
-    num_running: int
-    """The most sequences that ran together."""
-    num_preemptions: int
-    kv_bytes: int
-    """Held by the requests at the peak."""
-    wasted_share: float
-    """Of what they held then, the part without a token in it."""
-    tokens_per_second: float
-    """Output tokens by the client's clock, which runs while the prompts are computed too."""
-    first_token_seconds: float
-    """Median over the requests, by the worker's clock, from their arrival."""
+from prefixcache_client.burst import Burst, random_prompts, send_burst
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,35 +46,14 @@ class SchemesLoad:
 
     def prompts(self, num_requests: int, vocabulary_size: int, seed: int) -> list[list[int]]:
         """Random tokens; the same seed makes the same ones."""
-        rng = random.Random(seed)
-        ids = range(min(_LEAST_TOKEN_ID, vocabulary_size - 1), vocabulary_size)
-        prefix = rng.choices(ids, k=self.prefix_tokens)
-        return [prefix + rng.choices(ids, k=self.suffix_tokens) for _ in range(num_requests)]
-
-    async def send(self, client: AsyncClient, prompts: Sequence[Sequence[int]]) -> Burst:
-        """Send one request for each prompt, all at once, to a worker that has nothing else to do.
-
-        Raises PrefixCacheClientError, and cancels the others, when one fails.
-        """
-        before = await client.stats(reset_peaks=True)
-        start = time.perf_counter()
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._answer(client, prompt)) for prompt in prompts]
-        except ExceptionGroup as failures:  # the first failure cancelled the rest and tells enough
-            raise failures.exceptions[0] from None
-        seconds = time.perf_counter() - start
-        answers = [task.result() for task in tasks]
-        after = await client.stats()
-        blocks = after.blocks
-        return Burst(
-            num_running=after.requests.peak_running,
-            num_preemptions=after.requests.preemptions - before.requests.preemptions,
-            kv_bytes=blocks.peak_live * blocks.block_bytes,
-            wasted_share=1 - blocks.peak_used_slots / (blocks.peak_live * blocks.block_size),
-            tokens_per_second=sum(answer.usage.completion_tokens for answer in answers) / seconds,
-            first_token_seconds=statistics.median(answer.timing.first_token_seconds for answer in answers),
+        return random_prompts(
+            seed,
+            vocabulary_size,
+            num_prompts=num_requests,
+            shared_tokens=self.prefix_tokens,
+            own_tokens=self.suffix_tokens,
         )
 
-    async def _answer(self, client: AsyncClient, prompt: Sequence[int]) -> Generation:
-        return await client.generate(prompt, max_tokens=self.output_tokens, temperature=0.0, ignore_eos=True)
+    async def send(self, client: AsyncClient, prompts: Sequence[Sequence[int]]) -> Burst:
+        """Send one request for each prompt, as `send_burst` does."""
+        return await send_burst(client, prompts, output_tokens=self.output_tokens)

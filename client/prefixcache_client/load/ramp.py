@@ -106,8 +106,9 @@ class Ramp:
         last = max((result.planned for result in results), default=-1.0)
         steps = tuple(
             self._step(number, rate, results, ())
-            for number, rate in enumerate(self._rates())
-            if last >= number * self.step_seconds
+            for number, rate in takewhile(
+                lambda step: step[0] * self.step_seconds <= last, enumerate(self._rates())
+            )
         )
         kept = takewhile(lambda step: step.is_at_least(self.least_share), steps)
         return RampOutcome(steps=steps, knee=max((step.rate for step in kept), default=None))
