@@ -3,11 +3,12 @@
 import pytest
 from support.kv_formats import FORMATS
 
-from prefixcache_worker import config
 from prefixcache_worker.attention.kv_format import FP32, KvDtype, KvFormat, KvScales, choose_format
 from prefixcache_worker.attention.layout import LayoutOrder
+from prefixcache_worker.config import WorkerConfig
 from prefixcache_worker.errors import ConfigError
 from prefixcache_worker.model.model import AttentionShape
+from prefixcache_worker.settings import SETTINGS
 
 SMOLLM2 = AttentionShape(num_layers=30, num_query_heads=9, num_kv_heads=3, head_dim=64)
 
@@ -76,7 +77,7 @@ def test_two_to_a_byte_need_an_even_number():
 
 def test_the_settings_offer_what_there_is():
     """The settings spell the names out, because whoever reads them must not wait for torch."""
-    offered = {setting.name: setting for setting in config.SETTINGS}
+    offered = {setting.name: setting for setting in SETTINGS}
     for name, names in (("kv_dtype", KvDtype), ("kv_scales", KvScales), ("kv_layout", LayoutOrder)):
         texts = [each.value for each in names]
         assert all(offered[name].accepts(text) for text in texts)
@@ -85,6 +86,6 @@ def test_the_settings_offer_what_there_is():
 
 def test_an_unknown_format_is_refused_with_those_that_there_are():
     with pytest.raises(ConfigError, match=r"^--kv-dtype: 'fp8' is not one of fp32, fp16, bf16, int8, int4$"):
-        config.WorkerConfig(kv_dtype="fp8")
+        WorkerConfig(kv_dtype="fp8")
     with pytest.raises(ConfigError, match=r"^--kv-scales: 'row' is not one of token-head, head, tensor, ch"):
-        config.WorkerConfig(kv_dtype="int8", kv_scales="row")
+        WorkerConfig(kv_dtype="int8", kv_scales="row")

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefixcache_worker.config import SETTINGS, Setting, WorkerConfig, load_config
+from prefixcache_worker.config import WorkerConfig, load_config
 from prefixcache_worker.errors import ConfigError
 from prefixcache_worker.memory_size import format_memory, parse_memory
+from prefixcache_worker.settings import SETTINGS, Setting
 
 SAMPLE_TEXT = {
     "otlp_endpoint": "http://127.0.0.1:4317",

@@ -13,7 +13,8 @@ from prefixcache_worker.attention.backend import AttentionBackend
 from prefixcache_worker.attention.cpu import CpuAttention
 from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.attention.native import NativeAttention
-from prefixcache_worker.config import SETTINGS, WorkerConfig
+from prefixcache_worker.config import WorkerConfig
+from prefixcache_worker.settings import SETTINGS
 
 
 def settings_by_flag(config: WorkerConfig) -> dict[str, str]:
