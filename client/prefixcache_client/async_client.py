@@ -99,6 +99,7 @@ class AsyncClient:
         self._list_requests = diagnosis_pb2_grpc.DiagnosisServiceStub(channel).ListRequests
         self._health = health_pb2_grpc.HealthStub(channel)
         self.diagnosis = AsyncDiagnosis(self._connection)
+        """Looks inside the worker. Needs an admin."""
 
     async def __aenter__(self) -> Self:
         return self

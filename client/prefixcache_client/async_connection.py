@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class AsyncConnection:
-    """What `AsyncClient` and its parts make their calls on. Closing it cancels those that still run."""
+    """What `AsyncClient` and its parts make their calls on."""
 
     def __init__(
         self,
@@ -37,6 +37,7 @@ class AsyncConnection:
             self.channel = grpc.aio.secure_channel(address, tls.credentials(), options=CHANNEL_OPTIONS)
 
     async def close(self) -> None:
+        """End it. Calls that still run are cancelled."""
         await self.channel.close()
 
     async def call(self, method: Callable[..., Any], request: Any, deadline: float | None) -> Any:

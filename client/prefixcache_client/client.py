@@ -99,6 +99,7 @@ class Client:
         self._list_requests = diagnosis_pb2_grpc.DiagnosisServiceStub(channel).ListRequests
         self._health = health_pb2_grpc.HealthStub(channel)
         self.diagnosis = Diagnosis(self._connection)
+        """Looks inside the worker. Needs an admin."""
 
     def __enter__(self) -> Self:
         return self

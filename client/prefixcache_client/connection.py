@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Connection:
-    """What `Client` and its parts make their calls on. Closing it cancels those that still run."""
+    """What `Client` and its parts make their calls on."""
 
     def __init__(
         self,
@@ -37,6 +37,7 @@ class Connection:
             self.channel = grpc.secure_channel(address, tls.credentials(), options=CHANNEL_OPTIONS)
 
     def close(self) -> None:
+        """End it. Calls that still run are cancelled."""
         self.channel.close()
 
     def call(self, method: Callable[..., Any], request: Any, deadline: float | None) -> Any:
