@@ -1,4 +1,4 @@
-"""Figures: what the demo and the benchmarks report, as a table and as JSON rows."""
+"""Figures: what the demo reports, as a table and as JSON rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prefixcache_client.command_line.output import seconds, share, size
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured value, and one row of the JSON. `bar` and `holds` are for figures that must reach one."""
+    """One measured value, and one row of the JSON."""
 
     name: str
     value: float
@@ -21,8 +21,6 @@ class Figure:
     spread: tuple[float, float] | None = None
     """The least and the greatest of the values that `value` is the median of."""
     note: str = ""
-    bar: float | None = None
-    holds: bool | None = None
 
 
 def figures_table(figures: Iterable[Figure], *, title: str) -> Table:
