@@ -143,6 +143,7 @@ class _Examination:
                     last_step_seconds=answers[-1].last_step_seconds if answers else 0.0,
                     num_rows=answers[-1].num_rows if answers else 0,
                     token_bytes=layout.token_bytes,
+                    block_size=self.info.block_size,
                     read_bytes_per_second=machine.read_bytes_per_second,
                     attention_seconds_per_row=attention,
                 )

@@ -7,8 +7,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypedDict
 
 from prefixcache_client.doctor.finding import Finding, Verdict
+from prefixcache_client.doctor.sizing import LEAST_BLOCK_SIZE
 
 MOST_TIMES_EXPLAINED = 1.3
 """A slope up to so many times what reading the KV explains is healthy."""
@@ -42,6 +44,7 @@ class SlopeFigures:
     """At the end of the answer."""
     token_bytes: int
     """Of keys and values, in all layers."""
+    block_size: int
     read_bytes_per_second: float
     """Of the machine's memory."""
     attention_seconds_per_row: float
@@ -108,8 +111,7 @@ def check_slope(figures: SlopeFigures) -> Finding:
         return finding(
             verdict=Verdict.FAULT,
             sentence=f"{grew}: {measured / explained:.1f} times as much.",
-            pitfall="growing-copy",
-            advice="Something beside attention grows with the answer: look at the copies of step 4.",
+            **_cause(figures.block_size),
         )
     if high > limit:
         return finding(
@@ -119,6 +121,23 @@ def check_slope(figures: SlopeFigures) -> Finding:
             advice="Measure longer, without --quick, while the machine does nothing else.",
         )
     return finding(verdict=Verdict.HEALTHY, sentence=f"{grew}.")
+
+
+class _Cause(TypedDict):
+    """Of a slope that is wrong."""
+
+    pitfall: str
+    advice: str
+
+
+def _cause(block_size: int) -> _Cause:
+    """Tables grow by an entry with every block: where blocks are tiny, that is enough of a cause."""
+    if block_size < LEAST_BLOCK_SIZE:
+        return _Cause(pitfall="tiny-blocks", advice="Start the worker with --block-size 16, 32 or 64.")
+    return _Cause(
+        pitfall="growing-copy",
+        advice="Something beside attention grows with the answer: look at the copies of step 4.",
+    )
 
 
 def _micro(seconds: float) -> str:

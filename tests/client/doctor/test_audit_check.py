@@ -94,6 +94,14 @@ def test_too_few_rows_to_share_decide_nothing() -> None:
     assert accused(findings) == {}
 
 
+def test_many_short_common_runs_that_do_not_pay_decide_nothing() -> None:
+    short = step(num_sequences=4, rows_needed=60, rows_read=180, rows_unshared=180)  # 40 rows in common
+
+    findings = check_audit(replace(HEALTHY, steps=(short,) * 100))
+
+    assert [each.verdict for each in findings if each.name == "shared reads"] == [Verdict.UNKNOWN]
+
+
 def test_steps_that_read_wrong_rows_do_not_tell_about_sharing() -> None:
     steps = [replace(SHARED, rows_read=900, findings=(broken(MORE, found=140),))] * 5
 

@@ -19,6 +19,7 @@ HEALTHY = SlopeFigures(
     last_step_seconds=0.011,
     num_rows=1056,
     token_bytes=10_000,
+    block_size=16,
     read_bytes_per_second=2e10,
     attention_seconds_per_row=1e-6,
 )
@@ -81,6 +82,14 @@ def test_more_than_explained_in_every_answer_is_a_fault() -> None:
     assert (finding.verdict, finding.pitfall) == (Verdict.FAULT, "growing-copy")
     assert "4.00 us a row" in finding.sentence
     assert "4.0 times" in finding.sentence
+
+
+def test_tiny_blocks_are_cause_enough_for_a_slope() -> None:
+    steep = Slope(4e-6, 2e-6, 6e-6)
+
+    finding = check_slope(replace(HEALTHY, slopes=(steep,), block_size=1))
+
+    assert (finding.verdict, finding.pitfall) == (Verdict.FAULT, "tiny-blocks")
 
 
 @pytest.mark.parametrize(
