@@ -48,7 +48,6 @@ REPORT = Report(
     findings=[HEALTHY, UNKNOWN, PATH],
     answers=FixedAnswers(texts={"a": "one"}, first_token_seconds=[0.5], token_seconds=[0.1]),
     is_alone=True,
-    num_tokens_left=7,
 )
 ILL = replace(REPORT, findings=[HEALTHY, FAULT], is_alone=False)
 

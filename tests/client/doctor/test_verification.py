@@ -29,7 +29,6 @@ REPORT = Report(
         texts={"a": "one", "b": "two"}, first_token_seconds=[0.4, 0.5, 0.6], token_seconds=[0.1, 0.12, 0.13]
     ),
     is_alone=True,
-    num_tokens_left=7,
 )
 FIXED = replace(
     REPORT,
