@@ -107,18 +107,19 @@ _WHERE_TO_LOOK = {
 def _pitfall_of_rows(steps: Sequence[StepRecord]) -> str:
     """What explains most of the wrong places and numbers of rows.
 
-    One row too many, whatever the length and the batch, is an end that is counted twice. As many rows as the
-    longest sequence has is padding. Anything else moves about: a place that is carried over.
+    As many rows as the longest sequence has, and for none more, is padding. One row too many, whatever the
+    length and the batch, is an end that is counted twice. Anything else moves about: a place that is carried
+    over.
     """
     kinds = Counter({"stale-offset": 0})
     for step in steps:
-        for each in step.findings:
-            if each.fault is not StepFault.ROWS_READ_MORE:
-                continue
-            if each.found == each.expected + 1:
-                kinds["extra-row"] += 1
-            elif each.found == step.longest:
+        excesses = [each for each in step.findings if each.fault is StepFault.ROWS_READ_MORE]
+        is_bounded = all(each.found <= step.longest for each in excesses)
+        for each in excesses:
+            if is_bounded and each.found == step.longest:
                 kinds["pad-to-longest"] += 1
+            elif each.found == each.expected + 1:
+                kinds["extra-row"] += 1
             else:
                 kinds["stale-offset"] += 1
     return kinds.most_common(1)[0][0]

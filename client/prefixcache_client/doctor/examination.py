@@ -41,7 +41,7 @@ _REFUSALS = (ResourceExhaustedError, FailedPreconditionError)
 """A worker that has no room, or is not set up for it, leaves a step undecided."""
 _MOST_MEASUREMENTS = 3
 """What looks wrong by the clock is measured so often before it is called wrong."""
-_STEP_PAIRS, _QUICK_STEP_PAIRS = 40, 12
+_STEP_PAIRS, _QUICK_STEP_PAIRS = 30, 12
 _ROUNDS, _QUICK_ROUNDS = 3, 1
 _ATTENTION_ROWS = 2048
 

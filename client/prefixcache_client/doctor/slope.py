@@ -91,9 +91,8 @@ def check_slope(figures: SlopeFigures) -> Finding:
     if not figures.measurements:
         return finding(
             verdict=Verdict.UNKNOWN,
-            sentence="No steps behind few rows and behind many could be timed.",
+            sentence="The context is too short to tell a slope.",
             evidence={},
-            advice="Give the model a longer context, or examine it while nobody else uses it.",
         )
     slopes = [slope_of(times) for times in figures.measurements]
     pairs = [pair for times in figures.measurements for pair in times.pairs]

@@ -47,6 +47,7 @@ def test_a_healthy_worker_is_not_accused() -> None:
     [
         ([broken(MORE, expected=40, found=41), broken(MORE, expected=100, found=101)], "extra-row"),
         ([broken(MORE, expected=40, found=100)], "pad-to-longest"),
+        ([broken(MORE, expected=99, found=100)] * 3, "pad-to-longest"),  # of a batch in which one is ahead
         ([broken(MORE, expected=40, found=140)], "stale-offset"),
         ([broken(StepFault.START, expected=40, found=57)], "stale-offset"),
         ([broken(StepFault.FOREIGN_ROWS, expected=40, found=57)], "stale-offset"),
