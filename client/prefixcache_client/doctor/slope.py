@@ -14,7 +14,7 @@ from prefixcache_client.doctor.sizing import LEAST_BLOCK_SIZE
 
 MOST_TIMES_EXPLAINED = 1.3
 """A slope up to so many times what reading the KV explains is healthy."""
-LEAST_GROWTH_SHARE = 0.05
+LEAST_GROWTH_SHARE = 0.1
 """Of a step's time, from few rows to many: where attention is nearly nothing, a little bookkeeping is many
 times as much."""
 LEAST_PAIRS = 8
