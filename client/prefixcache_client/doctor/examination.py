@@ -122,7 +122,20 @@ class _Examination:
             case _:
                 return [await self._bottleneck()]
 
+    @property
+    def _is_sparse(self) -> bool:
+        """Whether decoding steps choose the blocks that they read."""
+        return "top-k-blocks" in self.settings.settings
+
     async def _slope(self) -> Finding:
+        if self._is_sparse:
+            return Finding(
+                step=1,
+                name="slope",
+                verdict=Verdict.UNKNOWN,
+                sentence="With --top-k-blocks a step chooses what it reads: its time is no line over the rows.",
+                evidence={},
+            )
         layout, machine = await self._measured_layout(), await self._measured_machine()
         attention = _seconds_by_order(machine)[layout.order] * self.info.num_layers / _ATTENTION_ROWS
         measured: list[StepTimes] = []
@@ -199,9 +212,11 @@ class _Examination:
                 answers=profiles.answers,
                 beginnings=profiles.beginnings,
                 attention=layout.attention,
+                is_sparse=self._is_sparse,
                 token_bytes=layout.token_bytes,
                 block_size=self.info.block_size,
                 read_bytes_per_second=machine.read_bytes_per_second,
+                is_alone=profiles.is_alone,
             )
         )
 

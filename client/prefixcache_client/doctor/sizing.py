@@ -196,6 +196,8 @@ def _check_usage(stats: Stats) -> Finding:
     held = f"{usage:.0%} of the pool is held by {stats.requests.running} requests"
     if usage > ALARMING_USAGE:
         advice, pitfall = "Give the pool more memory, or let fewer requests run at once.", "pool-too-small"
+    elif usage < LEAST_USAGE and not stats.requests.waiting:
+        return _unknown("usage", f"{held}, and no other waits: too little load to judge by.", evidence)
     elif usage < LEAST_USAGE:
         advice, pitfall = "Take memory from the pool, or let more requests run at once.", None
     else:
