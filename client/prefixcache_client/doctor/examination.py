@@ -133,7 +133,7 @@ class _Examination:
                 step=1,
                 name="slope",
                 verdict=Verdict.UNKNOWN,
-                sentence="With --top-k-blocks a step chooses what it reads: its time is no line over the rows.",
+                sentence="With --top-k-blocks a step chooses what it reads: its time is no line.",
                 evidence={},
             )
         layout, machine = await self._measured_layout(), await self._measured_machine()
