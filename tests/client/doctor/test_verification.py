@@ -56,6 +56,15 @@ def test_ranges_that_meet_are_not_apart() -> None:
     assert not verify(REPORT, slower).speeds[1].is_apart
 
 
+def test_single_rounds_have_no_range_to_tell_them_apart_by() -> None:
+    quick = [
+        replace(each, answers=replace(each.answers, token_seconds=[seconds]))
+        for each, seconds in ((REPORT, 0.12), (FIXED, 0.04))
+    ]
+
+    assert not verify(*quick).speeds[1].is_apart
+
+
 def test_another_text_is_no_fix() -> None:
     answers = replace(FIXED.answers, texts={"a": "one", "b": "three", "c": "new"})
 
