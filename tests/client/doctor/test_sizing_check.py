@@ -126,21 +126,20 @@ def test_without_a_peak_nothing_is_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("live", "running", "waiting", "expected"),
+    ("live", "running", "expected"),
     [
-        (1279, 1, 0, Verdict.UNKNOWN),  # no load
-        (1279, 8, 0, Verdict.WARNING),
-        (1024, 8, 0, Verdict.HEALTHY),
-        (700, 8, 0, Verdict.HEALTHY),
-        (100, 8, 0, Verdict.UNKNOWN),  # little load
-        (100, 8, 1, Verdict.WARNING),  # one waits though there is room
+        (1279, 1, Verdict.UNKNOWN),  # no load
+        (1279, 8, Verdict.WARNING),
+        (1024, 8, Verdict.HEALTHY),
+        (700, 8, Verdict.HEALTHY),
+        (100, 7, Verdict.UNKNOWN),  # one more may run
+        (100, 8, Verdict.WARNING),
     ],
 )
-def test_usage_under_load(live: int, running: int, waiting: int, expected: Verdict) -> None:
-    requests = {"running": running, "waiting": waiting}
-    now = stats(blocks={"live": live, "used_slots": live * 15}, requests=requests)
+def test_usage_under_load(live: int, running: int, expected: Verdict) -> None:
+    now = stats(blocks={"live": live, "used_slots": live * 15}, requests={"running": running})
 
-    assert verdict("usage", now=now) is expected
+    assert verdict("usage", now=now, settings={**SETTINGS, "max-running": "8"}) is expected
 
 
 @pytest.mark.parametrize(
