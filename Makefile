@@ -37,11 +37,12 @@ test-system: $(VENV)/.dev  ## Checks that need Debian packages: compose, promtoo
 
 HAS_SYSTEM_TOOLS = ( for tool in $(SYSTEM_TOOLS); do command -v $$tool >/dev/null || exit 1; done )
 
-soak: $(VENV)/.dev  ## Hours of faults in minutes: cache operations beside an oracle, kills, clients that misbehave
+soak: $(VENV)/.dev  ## Hours of faults in minutes: cache operations beside an oracle, kills, bad clients, false alarms
 	$(BIN)/python tests/soak_cache.py $(ARGS)
 	$(BIN)/python tests/soak_restart.py
 	$(BIN)/python tests/soak_messages.py
 	$(BIN)/python tests/soak_clients.py
+	$(BIN)/python tests/soak_doctor.py
 
 bench: $(VENV)/.dev  ## Run every benchmark and render docs/performance.md
 	$(BIN)/python tests/benchmarks/run_all.py $(ARGS)

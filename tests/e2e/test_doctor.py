@@ -38,6 +38,7 @@ def test_a_clean_worker_is_left_alone(model: Path, tmp_path: Path) -> None:
             )
             blocks = client.stats().blocks
             again = client.generate(prompt, max_tokens=1)
+        log = worker.log()
 
     assert status == 0, [each for each in findings(report).values() if each["pitfall"]]
     checks = findings(report)
@@ -53,6 +54,7 @@ def test_a_clean_worker_is_left_alone(model: Path, tmp_path: Path) -> None:
     assert again.usage.cached_tokens == len(prompt) - 1, "what others had cached is still there"
     with gzip.open(trace) as file:
         assert json.load(file)["traceEvents"]
+    assert "profiler" not in log, "torch tells of each recording unless it is told not to"
 
 
 @pytest.mark.parametrize(

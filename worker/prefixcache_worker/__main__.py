@@ -38,9 +38,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _serve(config: WorkerConfig) -> None:
-    # gRPC would print lines of its own about a busy port, which we answer with one sentence. Whoever debugs
-    # asks for them. Said before gRPC is imported: later it has no effect.
+    # gRPC would print lines of its own about a busy port, which we answer with one sentence, and torch's
+    # profiler two for each recording. Whoever debugs asks for them. Said before gRPC and torch are imported:
+    # later it has no effect.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     if config.audit and not __debug__:
         raise ConfigError("--audit: python -O leaves out what it checks; start python without it")
     callers = access_settings(config)

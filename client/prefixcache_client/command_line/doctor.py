@@ -59,7 +59,7 @@ def add_parser(subparsers: Subparsers) -> None:
             metavar="STEP",
             help=f"{what} these steps, by number or name: {names}",
         )
-    parser.add_argument("--quick", action="store_true", help="shorter answers: less is certain of step 1")
+    parser.add_argument("--quick", action="store_true", help="time fewer steps: less is certain of step 1")
     common.add_json(parser)
     parser.add_argument(
         "--trace",

@@ -56,7 +56,7 @@ def verification_view(verification: Verification) -> Group:
             _time_and_range(speed.before, speed.before_range),
             _time_and_range(speed.after, speed.after_range),
             f"{speed.times_as_fast:.2f}",
-            "" if speed.is_apart else "within the spread",
+            "" if speed.is_apart else "not told apart",
         )
     lines = [
         f"{verification.num_texts - len(verification.other_texts)} of {verification.num_texts} fixed prompts "

@@ -15,8 +15,10 @@ from prefixcache_client.doctor.releases import End, check_releases
 LEAST_SAVABLE_ROWS = 1000
 """Where sharing could save fewer rows than this in all, it tells nothing that it did not."""
 LEAST_SAVED_SHARE = 0.5
-"""Of the rows that sharing could save. Short common runs do not pay and are read once per sequence."""
-
+"""Of the rows that sharing could save."""
+LEAST_COMMON_ROWS = 96
+"""Steps whose sequences have fewer rows in common, in the mean, are not judged: short runs do not pay, and
+are read once per sequence."""
 
 _NOT_OF_ROWS = frozenset({StepFault.COUNTS, StepFault.COPY})
 
@@ -105,26 +107,28 @@ _WHERE_TO_LOOK = {
 def _pitfall_of_rows(steps: Sequence[StepRecord]) -> str:
     """What explains most of the wrong places and numbers of rows.
 
-    One row too many, whatever the length and the batch, is an end that is counted twice. As many rows as the
-    longest sequence has is padding. Anything else moves about: a place that is carried over.
+    As many rows as the longest sequence has, and for none more, is padding. One row too many, whatever the
+    length and the batch, is an end that is counted twice. Anything else moves about: a place that is carried
+    over.
     """
     kinds = Counter({"stale-offset": 0})
     for step in steps:
-        for each in step.findings:
-            if each.fault is not StepFault.ROWS_READ_MORE:
-                continue
-            if each.found == each.expected + 1:
-                kinds["extra-row"] += 1
-            elif each.found == step.longest:
+        excesses = [each for each in step.findings if each.fault is StepFault.ROWS_READ_MORE]
+        is_bounded = all(each.found <= step.longest for each in excesses)
+        for each in excesses:
+            if is_bounded and each.found == step.longest:
                 kinds["pad-to-longest"] += 1
+            elif each.found == each.expected + 1:
+                kinds["extra-row"] += 1
             else:
                 kinds["stale-offset"] += 1
     return kinds.most_common(1)[0][0]
 
 
 def _check_sharing(steps: Sequence[StepRecord]) -> Finding:
-    savable = sum(step.rows_unshared - step.rows_needed for step in steps)
-    saved = sum(step.rows_unshared - step.rows_read for step in steps)
+    judged = [step for step in steps if _has_long_common_runs(step)]
+    savable = sum(step.rows_unshared - step.rows_needed for step in judged)
+    saved = sum(step.rows_unshared - step.rows_read for step in judged)
     finding = partial(
         Finding,
         step=3,
@@ -152,6 +156,11 @@ def _check_sharing(steps: Sequence[StepRecord]) -> Finding:
     return finding(
         verdict=Verdict.HEALTHY, sentence=f"Sharing saved {saved:,} of the {savable:,} rows that it could."
     )
+
+
+def _has_long_common_runs(step: StepRecord) -> bool:
+    """Each sequence but the first could be spared what it has in common with others."""
+    return step.rows_unshared - step.rows_needed >= LEAST_COMMON_ROWS * max(1, step.num_sequences - 1)
 
 
 def _check_indexes(figures: AuditFigures, counts: str) -> Finding:

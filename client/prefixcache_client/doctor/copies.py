@@ -37,10 +37,14 @@ class CopyFigures:
     """Steps in which requests begin."""
     attention: str
     """The backend that reads the pool."""
+    is_sparse: bool
+    """Whether a step chooses the blocks that it reads, and copies what it chooses by."""
     token_bytes: int
     block_size: int
     read_bytes_per_second: float
     """Of the machine's memory."""
+    is_alone: bool
+    """Whether the profiled steps ran nothing for others: these fill masks for their own prompts."""
 
 
 def check_copies(figures: CopyFigures) -> list[Finding]:
@@ -82,6 +86,12 @@ def _check_growth(figures: CopyFigures) -> Finding:
         return finding(verdict=Verdict.UNKNOWN, sentence=f"{told}; the context is too short to tell growth.")
     if growth < LEAST_COPIED_SHARE * figures.token_bytes:
         return finding(verdict=Verdict.HEALTHY, sentence=f"{told}.")
+    if figures.is_sparse:
+        return finding(
+            verdict=Verdict.UNKNOWN,
+            sentence=f"{told}; --top-k-blocks copies what it chooses blocks by.",
+            advice="Examine a worker without --top-k-blocks.",
+        )
     if figures.attention == GATHERING_BACKEND:
         return finding(
             verdict=Verdict.UNKNOWN,
@@ -115,6 +125,12 @@ def _check_fills(figures: CopyFigures) -> Finding:
         return finding(
             verdict=Verdict.HEALTHY,
             sentence=f"A step fills {filled:,.0f} bytes; a block has {block_bytes:,}.",
+        )
+    if not figures.is_alone:
+        return finding(
+            verdict=Verdict.UNKNOWN,
+            sentence=f"A step fills {filled:,.0f} bytes, some of them for the requests of others.",
+            advice="Examine it while nobody else uses it.",
         )
     return finding(
         verdict=Verdict.FAULT,

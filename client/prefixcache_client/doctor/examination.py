@@ -17,13 +17,13 @@ from prefixcache_client.doctor.copies import CopyFigures, check_copies
 from prefixcache_client.doctor.finding import Finding, Verdict
 from prefixcache_client.doctor.fixed_answers import FixedAnswers, fixed_answers
 from prefixcache_client.doctor.layout import LayoutFigures, check_layout_map, check_layout_speed
-from prefixcache_client.doctor.long_answer import LongAnswer, time_long_answer
 from prefixcache_client.doctor.mixed_workload import MixedWorkload
 from prefixcache_client.doctor.profiled_answers import ProfiledAnswers, profile_answers
 from prefixcache_client.doctor.report import Report
 from prefixcache_client.doctor.sizing import SizingFigures, check_sizing
-from prefixcache_client.doctor.slope import SlopeFigures, check_slope
+from prefixcache_client.doctor.slope import SlopeFigures, StepTimes, check_slope
 from prefixcache_client.doctor.step_recorder import recorded_steps
+from prefixcache_client.doctor.step_times import time_steps
 from prefixcache_client.errors import FailedPreconditionError, ResourceExhaustedError
 
 STEPS = {
@@ -41,7 +41,7 @@ _REFUSALS = (ResourceExhaustedError, FailedPreconditionError)
 """A worker that has no room, or is not set up for it, leaves a step undecided."""
 _MOST_MEASUREMENTS = 3
 """What looks wrong by the clock is measured so often before it is called wrong."""
-_ANSWER_TOKENS, _QUICK_ANSWER_TOKENS = 1024, 160
+_STEP_PAIRS, _QUICK_STEP_PAIRS = 30, 12
 _ROUNDS, _QUICK_ROUNDS = 3, 1
 _ATTENTION_ROWS = 2048
 
@@ -56,7 +56,7 @@ async def examine(
 ) -> tuple[Report, bytes]:
     """Examine a worker, and return the report and the trace of profiled steps, if it was asked for.
 
-    `quick` makes answers shorter: less is certain of step 1. `on_step` hears the name of each step before it
+    `quick` times fewer steps: less is certain of step 1. `on_step` hears the name of each step before it
     begins. The trace is gzip, for chrome://tracing or ui.perfetto.dev. Every request is bounded and shares
     with nobody's: it has a salt of its own, or passes the cache by.
 
@@ -83,7 +83,6 @@ async def examine(
         findings=findings,
         answers=answers,
         is_alone=before.requests.running == 0 if audit is None else audit.is_alone,
-        num_tokens_left=examination.num_tokens_left,
     )
     return report, examination.profiles.trace if examination.profiles is not None else b""
 
@@ -105,7 +104,6 @@ class _Examination:
     layout: PoolLayout | None = None
     audit: AuditFigures | None = None
     own_blocks: int = 0
-    num_tokens_left: int = 0
     profiles: ProfiledAnswers | None = None
 
     async def take(self, number: int) -> list[Finding]:
@@ -124,25 +122,37 @@ class _Examination:
             case _:
                 return [await self._bottleneck()]
 
+    @property
+    def _is_sparse(self) -> bool:
+        """Whether decoding steps choose the blocks that they read."""
+        return "top-k-blocks" in self.settings.settings
+
     async def _slope(self) -> Finding:
+        if self._is_sparse:
+            return Finding(
+                step=1,
+                name="slope",
+                verdict=Verdict.UNKNOWN,
+                sentence="With --top-k-blocks a step chooses what it reads: its time is no line.",
+                evidence={},
+            )
         layout, machine = await self._measured_layout(), await self._measured_machine()
         attention = _seconds_by_order(machine)[layout.order] * self.info.num_layers / _ATTENTION_ROWS
-        answers: list[LongAnswer] = []
+        measured: list[StepTimes] = []
         while True:
-            answer = await time_long_answer(
+            times = await time_steps(
                 self.client,
                 self.info,
                 self.random,
-                num_tokens=_QUICK_ANSWER_TOKENS if self.quick else _ANSWER_TOKENS,
+                salt=self.salt,
+                num_pairs=_QUICK_STEP_PAIRS if self.quick else _STEP_PAIRS,
             )
-            answers += [answer] if answer is not None else []
+            measured += [times] if times is not None else []
             finding = check_slope(
                 SlopeFigures(
-                    slopes=tuple(answer.slope for answer in answers),
-                    first_step_seconds=answers[-1].first_step_seconds if answers else 0.0,
-                    last_step_seconds=answers[-1].last_step_seconds if answers else 0.0,
-                    num_rows=answers[-1].num_rows if answers else 0,
+                    measurements=tuple(measured),
                     token_bytes=layout.token_bytes,
+                    block_size=self.info.block_size,
                     read_bytes_per_second=machine.read_bytes_per_second,
                     attention_seconds_per_row=attention,
                 )
@@ -150,7 +160,7 @@ class _Examination:
             is_decided = finding.verdict is Verdict.HEALTHY or (
                 self.quick and finding.verdict is Verdict.UNKNOWN
             )
-            if answer is None or is_decided or len(answers) == _MOST_MEASUREMENTS:
+            if times is None or is_decided or len(measured) == _MOST_MEASUREMENTS:
                 return finding
 
     async def _layout(self) -> list[Finding]:
@@ -181,7 +191,6 @@ class _Examination:
         checked = await self.client.diagnosis.check_indexes()
         self.own_blocks = workload.most_blocks
         shares_prefixes = self.settings.settings.get("scheme", "shared") == "shared"
-        self.num_tokens_left = workload.num_tokens_left
         self.audit = AuditFigures(
             steps=tuple(steps),
             hits=tuple(workload.hits) if shares_prefixes else (),
@@ -203,9 +212,11 @@ class _Examination:
                 answers=profiles.answers,
                 beginnings=profiles.beginnings,
                 attention=layout.attention,
+                is_sparse=self._is_sparse,
                 token_bytes=layout.token_bytes,
                 block_size=self.info.block_size,
                 read_bytes_per_second=machine.read_bytes_per_second,
+                is_alone=profiles.is_alone,
             )
         )
 

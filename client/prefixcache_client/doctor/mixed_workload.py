@@ -63,8 +63,6 @@ class MixedWorkload:
     random: random.Random
     num_sent: int = 0
     sent: Sent = field(default_factory=Sent)
-    num_tokens_left: int = 0
-    """Whose KV the requests have left in the cache."""
     hits: list[Hit] = field(default_factory=list)
     ends: list[End] = field(default_factory=list)
     twins: list[Twins] = field(default_factory=list)
@@ -189,7 +187,6 @@ class MixedWorkload:
         self.sent.prompt_tokens += len(prompt)
         self.sent.least_generated_tokens += generation.usage.completion_tokens
         self.sent.most_generated_tokens += generation.usage.completion_tokens
-        self.num_tokens_left += generation.usage.written_tokens
         return generation
 
     def _options(self, **options: Unpack[GenerateOptions]) -> GenerateOptions:

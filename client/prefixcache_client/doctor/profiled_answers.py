@@ -20,7 +20,7 @@ _NUM_STEPS = 20
 _NUM_BEGINNING_STEPS = 12
 _SHORT_ROWS, _LONG_ROWS = 64, 768
 _ANSWER_TOKENS = 64
-_BEGINNING_TOKENS = 3
+_BEGINNING_PROMPT_TOKENS, _BEGINNING_TOKENS = 8, 3
 _TIMEOUT_SECONDS = 60.0
 
 
@@ -34,6 +34,14 @@ class ProfiledAnswers:
     """Steps in which requests begin."""
     trace: bytes
     """Of the steps behind many rows; empty unless it was asked for."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the steps computed no more tokens than the doctor's own requests have."""
+        per_answer = _BEGINNING_PROMPT_TOKENS + _BEGINNING_TOKENS - 1  # in _BEGINNING_TOKENS steps
+        return all(answer.profile.num_tokens <= answer.profile.num_steps for answer in self.answers) and (
+            self.beginnings.num_tokens * _BEGINNING_TOKENS <= self.beginnings.num_steps * per_answer
+        )
 
 
 async def profile_answers(
@@ -62,7 +70,7 @@ async def profile_answers(
 
 
 async def _begin(client: AsyncClient, info: ModelInfo, rng: random.Random) -> Generation:
-    prompt = random_tokens(rng, info, 8)
+    prompt = random_tokens(rng, info, _BEGINNING_PROMPT_TOKENS)
     return await client.generate(
         prompt, max_tokens=_BEGINNING_TOKENS, temperature=0.0, ignore_eos=True, use_cache=False
     )

@@ -34,9 +34,6 @@ class Report:
     answers: FixedAnswers
     is_alone: bool
     """False when others used the worker meanwhile: times, usage and counts are theirs too."""
-    num_tokens_left: int
-    """Whose KV the doctor's requests have left in the cache, where nobody finds it. It goes when room is
-    needed."""
 
     @property
     def is_healthy(self) -> bool:
@@ -81,7 +78,6 @@ def _report(value: Mapping[str, Any]) -> Report:
             token_seconds=_positive(answers["token_seconds"]),
         ),
         is_alone=bool(value["is_alone"]),
-        num_tokens_left=int(value["num_tokens_left"]),
     )
 
 

@@ -48,7 +48,7 @@ def check_sizing(figures: SizingFigures) -> list[Finding]:
         _check_pool_as_asked(figures),
         _check_longest(figures),
         _check_pool_against_peak(figures),
-        _check_usage(figures.stats),
+        _check_usage(figures),
         _check_waste(figures.stats),
         _check_preemptions(figures),
     ]
@@ -181,7 +181,8 @@ def _check_pool_against_peak(figures: SizingFigures) -> Finding:
     )
 
 
-def _check_usage(stats: Stats) -> Finding:
+def _check_usage(figures: SizingFigures) -> Finding:
+    stats = figures.stats
     usage = stats.blocks.live / stats.blocks.total if stats.blocks.total else 0.0
     evidence: dict[str, str | int | float] = {
         "usage": usage,
@@ -192,10 +193,14 @@ def _check_usage(stats: Stats) -> Finding:
         return _unknown(
             "usage", f"{usage:.0%} of the pool is held, and there is no load to judge it by.", evidence
         )
+    most_running = figures.settings.get("max-running", "")
+    is_full = most_running.isdigit() and stats.requests.running >= int(most_running)
     low, high = HEALTHY_USAGE
     held = f"{usage:.0%} of the pool is held by {stats.requests.running} requests"
     if usage > ALARMING_USAGE:
         advice, pitfall = "Give the pool more memory, or let fewer requests run at once.", "pool-too-small"
+    elif usage < LEAST_USAGE and not is_full:
+        return _unknown("usage", f"{held}, and more may run: too little load to judge it by.", evidence)
     elif usage < LEAST_USAGE:
         advice, pitfall = "Take memory from the pool, or let more requests run at once.", None
     else:

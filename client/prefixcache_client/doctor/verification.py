@@ -40,7 +40,9 @@ class Speed(NamedTuple):
 
     @property
     def is_apart(self) -> bool:
-        """Whether no round of one side lies within the other's range."""
+        """Whether no round of one side lies within the other's range; unknown, so False, of single rounds."""
+        if self.before_range[0] == self.before_range[1] or self.after_range[0] == self.after_range[1]:
+            return False
         return self.after_range[1] < self.before_range[0] or self.before_range[1] < self.after_range[0]
 
 

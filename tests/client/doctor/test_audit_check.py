@@ -47,6 +47,7 @@ def test_a_healthy_worker_is_not_accused() -> None:
     [
         ([broken(MORE, expected=40, found=41), broken(MORE, expected=100, found=101)], "extra-row"),
         ([broken(MORE, expected=40, found=100)], "pad-to-longest"),
+        ([broken(MORE, expected=99, found=100)] * 3, "pad-to-longest"),  # of a batch in which one is ahead
         ([broken(MORE, expected=40, found=140)], "stale-offset"),
         ([broken(StepFault.START, expected=40, found=57)], "stale-offset"),
         ([broken(StepFault.FOREIGN_ROWS, expected=40, found=57)], "stale-offset"),
@@ -92,6 +93,14 @@ def test_too_few_rows_to_share_decide_nothing() -> None:
 
     assert [each.verdict for each in findings if each.name == "shared reads"] == [Verdict.UNKNOWN]
     assert accused(findings) == {}
+
+
+def test_many_short_common_runs_that_do_not_pay_decide_nothing() -> None:
+    short = step(num_sequences=4, rows_needed=60, rows_read=180, rows_unshared=180)  # 40 rows in common
+
+    findings = check_audit(replace(HEALTHY, steps=(short,) * 100))
+
+    assert [each.verdict for each in findings if each.name == "shared reads"] == [Verdict.UNKNOWN]
 
 
 def test_steps_that_read_wrong_rows_do_not_tell_about_sharing() -> None:

@@ -12,6 +12,7 @@ from support.doctor_figures import BLOCK_SIZE, TOKEN_BYTES, accused, profile
 from prefixcache_client.diagnosis_answers import StepProfile
 from prefixcache_client.doctor.copies import CopyFigures, ProfiledAnswer, check_copies
 from prefixcache_client.doctor.finding import Finding, Verdict
+from prefixcache_client.doctor.profiled_answers import ProfiledAnswers
 
 BLOCK_BYTES = TOKEN_BYTES * BLOCK_SIZE
 
@@ -21,6 +22,8 @@ def checked(
     long: StepProfile | None = None,
     beginnings: StepProfile | None = None,
     attention: str = "native",
+    is_alone: bool = True,
+    is_sparse: bool = False,
 ) -> list[Finding]:
     return check_copies(
         CopyFigures(
@@ -30,9 +33,11 @@ def checked(
             ),
             beginnings=beginnings or profile(),
             attention=attention,
+            is_sparse=is_sparse,
             token_bytes=TOKEN_BYTES,
             block_size=BLOCK_SIZE,
             read_bytes_per_second=1e9,
+            is_alone=is_alone,
         )
     )
 
@@ -72,6 +77,12 @@ def test_attention_by_torch_copies_by_design() -> None:
     assert accused(findings) == {}
 
 
+def test_a_worker_that_chooses_its_blocks_copies_what_it_chooses_by() -> None:
+    short, long = (copying(TOKEN_BYTES * rows) for rows in (74, 778))
+
+    assert checked(short, long, is_sparse=True)[0].verdict is Verdict.UNKNOWN
+
+
 def test_fills_are_no_copies() -> None:
     long = copying(778 * TOKEN_BYTES, filled_bytes=20 * 778 * TOKEN_BYTES)
 
@@ -86,6 +97,31 @@ def test_fills_where_requests_begin(blocks: float, is_wrong: bool) -> None:
 
     assert accused(findings) == ({"fills": "zero-in-hot-path"} if is_wrong else {})
     assert findings[1].evidence["filled_bytes_per_step_where_requests_begin"] == filled / 20
+
+
+def test_fills_beside_the_requests_of_others_decide_nothing() -> None:
+    findings = checked(beginnings=profile(filled_bytes=20 * BLOCK_BYTES), is_alone=False)
+
+    assert findings[1].verdict is Verdict.UNKNOWN
+    assert checked(is_alone=False)[1].verdict is Verdict.HEALTHY
+
+
+def steps(num_steps: int, num_tokens: int) -> StepProfile:
+    return profile(num_steps=num_steps, num_tokens=num_tokens)
+
+
+@pytest.mark.parametrize(
+    ("decode", "beginnings", "is_alone"), [(20, 40, True), (21, 40, False), (20, 41, False)]
+)
+def test_steps_with_more_tokens_than_were_sent_are_those_of_others(
+    decode: int, beginnings: int, is_alone: bool
+) -> None:
+    """A beginning computes 8 tokens of a prompt and 2 of its answer in 3 steps."""
+    answers = (ProfiledAnswer(74, steps(20, 20)), ProfiledAnswer(778, steps(20, decode)))
+
+    profiled = ProfiledAnswers(answers=answers, beginnings=steps(12, beginnings), trace=b"")
+
+    assert profiled.is_alone is is_alone
 
 
 def test_no_time_is_no_share() -> None:

@@ -48,7 +48,6 @@ REPORT = Report(
     findings=[HEALTHY, UNKNOWN, PATH],
     answers=FixedAnswers(texts={"a": "one"}, first_token_seconds=[0.5], token_seconds=[0.1]),
     is_alone=True,
-    num_tokens_left=7,
 )
 ILL = replace(REPORT, findings=[HEALTHY, FAULT], is_alone=False)
 
@@ -216,7 +215,7 @@ def test_verify_shows_what_became_of_a_fault(tmp_path: Path, capsys) -> None:
     assert "1 of 1 fixed prompts are answered alike." in out
     assert "No longer found: growing-copy." in out
     [row] = [line.split() for line in out.splitlines() if "each further token" in line]
-    assert row[3:] == ["100", "ms", "50", "ms", "2.00"]
+    assert row[3:] == ["100", "ms", "50", "ms", "2.00", "not", "told", "apart"]
 
 
 def test_verify_fails_when_texts_differ(tmp_path: Path, capsys) -> None:

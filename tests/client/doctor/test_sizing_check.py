@@ -132,13 +132,14 @@ def test_without_a_peak_nothing_is_compared() -> None:
         (1279, 8, Verdict.WARNING),
         (1024, 8, Verdict.HEALTHY),
         (700, 8, Verdict.HEALTHY),
+        (100, 7, Verdict.UNKNOWN),  # one more may run
         (100, 8, Verdict.WARNING),
     ],
 )
 def test_usage_under_load(live: int, running: int, expected: Verdict) -> None:
     now = stats(blocks={"live": live, "used_slots": live * 15}, requests={"running": running})
 
-    assert verdict("usage", now=now) is expected
+    assert verdict("usage", now=now, settings={**SETTINGS, "max-running": "8"}) is expected
 
 
 @pytest.mark.parametrize(

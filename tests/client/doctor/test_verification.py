@@ -29,7 +29,6 @@ REPORT = Report(
         texts={"a": "one", "b": "two"}, first_token_seconds=[0.4, 0.5, 0.6], token_seconds=[0.1, 0.12, 0.13]
     ),
     is_alone=True,
-    num_tokens_left=7,
 )
 FIXED = replace(
     REPORT,
@@ -55,6 +54,15 @@ def test_ranges_that_meet_are_not_apart() -> None:
     slower = replace(REPORT, answers=replace(REPORT.answers, token_seconds=[0.13, 0.2, 0.3]))
 
     assert not verify(REPORT, slower).speeds[1].is_apart
+
+
+def test_single_rounds_have_no_range_to_tell_them_apart_by() -> None:
+    quick = [
+        replace(each, answers=replace(each.answers, token_seconds=[seconds]))
+        for each, seconds in ((REPORT, 0.12), (FIXED, 0.04))
+    ]
+
+    assert not verify(*quick).speeds[1].is_apart
 
 
 def test_another_text_is_no_fix() -> None:

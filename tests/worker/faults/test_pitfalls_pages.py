@@ -75,5 +75,5 @@ def test_every_file_and_function_of_a_page_is_there(page: str):
     assert not missing
 
 
-def test_every_finding_of_the_doctor_names_a_page():
-    assert set(pitfalls_of_findings()) <= set(PAGES)
+def test_every_finding_of_the_doctor_names_a_page_and_every_fault_has_a_finding():
+    assert set(FAULTS) <= set(pitfalls_of_findings()) <= set(PAGES)
