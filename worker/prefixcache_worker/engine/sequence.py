@@ -81,6 +81,7 @@ class Sequence:
         self.last_token: float | None = None
         """When its last token came, by the engine's clock."""
         self.packed_prompt = pack_tokens(request.prompt_token_ids)
+        """The prompt as bytes, whose beginnings are compared at memory speed."""
         self._prompt = np.frombuffer(self.packed_prompt, dtype="<u4")
 
     @property

@@ -46,7 +46,8 @@ class RunningPrefills:
     Those that begin with the same blocks lie side by side. So a prompt meets only those that compute
     the block behind its cached prefix, however many others share that prefix.
 
-    Invariant, proved by `check`: every running sequence that prefills and uses the cache is here once.
+    Invariant, proved by `check`: every running sequence that prefills and uses the cache is here once,
+    and besides at most those that have prefilled since `discard_computed`.
     """
 
     def __init__(self) -> None:
