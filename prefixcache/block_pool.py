@@ -84,6 +84,14 @@ class BlockPool:
     def is_idle(self, block_id: BlockId) -> bool:
         return self._ref_counts[block_id] == 1 and self._cached_in_epoch[block_id] == self._epoch
 
+    def num_readers(self, block_ids: Sequence[BlockId]) -> tuple[int, int]:
+        """How many of these blocks handles hold, and the most handles that hold one of them.
+
+        Requires: at least one block, and all are in the tree. O(blocks), at the speed of C.
+        """
+        counts = [*map(self._ref_counts.__getitem__, block_ids)]
+        return len(counts) - counts.count(1), max(counts) - 1
+
     def allocate(self, count: int) -> list[BlockId]:
         """Take `count` free blocks, one reference each, or raise OutOfBlocksError and take none.
 

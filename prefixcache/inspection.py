@@ -71,7 +71,7 @@ def dump_node(node: RadixNode, domain: bytes, pool: BlockPool) -> NodeDump:
     parent = node.parent
     assert parent is not None
     model, adapter = decode_fields(domain)
-    num_readers = [pool.num_references(block_id) - 1 for block_id in node.block_ids]
+    num_live_blocks, num_readers = pool.num_readers(node.block_ids)
     return NodeDump(
         id=node.serial,
         parent_id=0 if parent.is_root else parent.serial,
@@ -81,8 +81,8 @@ def dump_node(node: RadixNode, domain: bytes, pool: BlockPool) -> NodeDump:
         tenant=node.owner.tenant,
         token_ids=tuple(unpack_tokens(node.edge)),
         block_ids=tuple(node.block_ids),
-        num_live_blocks=sum(count > 0 for count in num_readers),
-        num_readers=max(num_readers),
+        num_live_blocks=num_live_blocks,
+        num_readers=num_readers,
         last_used=node.last_used,
         num_uses=node.num_uses,
         is_output=node.is_output,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple
@@ -16,8 +15,7 @@ from prefixcache.radix_tree import RadixTree
 from prefixcache.token_chunks import TOKEN_BYTES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeView:
+class NodeView(NamedTuple):
     """A run of tokens and their blocks."""
 
     id: int
@@ -55,7 +53,7 @@ def view_of_all(tree: RadixTree, pool: BlockPool, max_depth: int, max_nodes: int
     views = []
     for node in islice(nodes, max_nodes):
         assert node.parent is not None
-        num_live_blocks, num_readers = _readers(node, pool)
+        num_live_blocks, num_readers = pool.num_readers(node.block_ids)
         views.append(
             NodeView(
                 id=node.serial,
@@ -92,7 +90,7 @@ def view_of_owners(
     for parent, run in islice(runs, max_nodes):
         node = run[-1]
         ids[node] = len(views) + 1
-        num_live_blocks, num_readers = (0, 0) if node.is_public else _readers(node, pool)
+        num_live_blocks, num_readers = (0, 0) if node.is_public else pool.num_readers(node.block_ids)
         views.append(
             NodeView(
                 id=ids[node],
@@ -135,9 +133,3 @@ def _public_continuation(
         if not node.is_public or node.is_tail(tree.block_size):
             return
         yield node
-
-
-def _readers(node: RadixNode, pool: BlockPool) -> tuple[int, int]:
-    """Blocks of a node that handles hold, and the most handles that hold one of them."""
-    num_readers = [pool.num_references(block_id) - 1 for block_id in node.block_ids]
-    return sum(count > 0 for count in num_readers), max(num_readers)

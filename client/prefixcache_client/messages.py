@@ -104,14 +104,17 @@ def generate_request(prompt: Prompt, **options: Unpack[GenerateOptions]) -> pb.G
     _set_given(request, given, "request_id", "n", "priority", "logprobs", "prompt_logprobs")
     _set_given(request.sampling, given, "temperature", "top_p", "top_k", "min_p", "seed")
     _set_given(request.sampling, given, "repetition_penalty", "presence_penalty", "frequency_penalty")
-    with _naming("logit_bias"):
-        request.sampling.logit_bias.update(given.get("logit_bias", {}))
+    if "logit_bias" in given:
+        with _naming("logit_bias"):
+            request.sampling.logit_bias.update(given["logit_bias"])
     _set_given(request.stop_conditions, given, "max_tokens", "min_tokens", "ignore_eos", "include_stop")
-    stop = given.get("stop", ())
-    with _naming("stop"):
-        request.stop_conditions.stop.extend([stop] if isinstance(stop, str) else stop)
-    with _naming("stop_token_ids"):
-        request.stop_conditions.stop_token_ids.extend(given.get("stop_token_ids", ()))
+    if "stop" in given:
+        stop = given["stop"]
+        with _naming("stop"):
+            request.stop_conditions.stop.extend([stop] if isinstance(stop, str) else stop)
+    if "stop_token_ids" in given:
+        with _naming("stop_token_ids"):
+            request.stop_conditions.stop_token_ids.extend(given["stop_token_ids"])
     if not given.get("use_cache", True):
         request.cache.mode = pb.CacheOptions.MODE_OFF
     _set_given(request.cache, given, "public_tokens", "public_messages", "salt")
@@ -257,8 +260,10 @@ def _set_given(message: Any, given: Mapping[str, Any], *names: str) -> None:
 
 def _set(message: Any, name: str, value: Any, *, called: str | None = None) -> None:
     """Set a field, which the caller knows by another name if one is given."""
-    with _naming(called or name):
+    try:  # a load generator comes here so often that a context manager would be felt
         setattr(message, name, value)
+    except (TypeError, ValueError) as error:
+        raise _named(called or name, error) from None
 
 
 @contextmanager
@@ -266,7 +271,11 @@ def _naming(name: str) -> Iterator[None]:
     """Put the argument's name into the error of a value that a message cannot hold."""
     try:
         yield
-    except UnicodeEncodeError:
-        raise ValueError(f"{name}: text with half a surrogate pair has no UTF-8 form") from None
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{name}: {error}") from None
+        raise _named(name, error) from None
+
+
+def _named(name: str, error: TypeError | ValueError) -> TypeError | ValueError:
+    if isinstance(error, UnicodeEncodeError):
+        return ValueError(f"{name}: text with half a surrogate pair has no UTF-8 form")
+    return type(error)(f"{name}: {error}")

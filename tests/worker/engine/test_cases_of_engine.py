@@ -17,7 +17,7 @@ def test_b01_blocks_of_live_tables_are_never_free(monkeypatch):
     Without single flight, which would make the second wait. 14 blocks: 4 of the prefix, a tail for
     each of the first two, and 8 for the third.
     """
-    monkeypatch.setattr(scheduler, "find_flight", lambda cache, sequence, running: None)
+    monkeypatch.setattr(scheduler, "find_flight", lambda cache, sequence, prefills: None)
     hand = HandEngine(num_blocks=14)
     a, b = stream("a", 64) + stream("b", 5), stream("a", 64) + stream("c", 5)
     first, second = hand.add(a, 40), hand.add(b, 40)

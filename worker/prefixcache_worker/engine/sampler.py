@@ -34,7 +34,7 @@ def sample(
     drawn = [row for row, choice in enumerate(choices) if not choice.params.is_greedy]
     token_ids = np.empty(len(choices), dtype=np.int64)
     if greedy:
-        token_ids[greedy] = take_rows(logits, greedy).argmax(1).cpu().numpy()
+        token_ids[greedy] = _likeliest(take_rows(logits, greedy))
     if drawn:
         token_ids[drawn] = _draw(take_rows(logits, drawn).cpu(), [choices[row] for row in drawn])
     return [int(token_id) for token_id in token_ids]
@@ -46,6 +46,13 @@ def take_rows(
 ) -> torch.Tensor:  # [len(rows), ...]
     """The rows in this order; the tensor itself, not a copy, when these are all of its rows in order."""
     return tensor if rows == list(range(len(tensor))) else tensor[rows]
+
+
+def _likeliest(
+    logits: torch.Tensor,  # [num_rows, vocabulary_size] float32
+) -> np.ndarray:  # [num_rows] int64
+    """The first of the likeliest of each row. On a CPU by NumPy, which takes a tenth of torch's time."""
+    return logits.numpy().argmax(1) if logits.is_cpu else logits.argmax(1).cpu().numpy()
 
 
 def _draw(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import count
+from itertools import chain, count
 from typing import Any, NamedTuple
 
 from prefixcache import NotPublisherError, OutOfBlocksError, QuotaExceededError
 from prefixcache_worker.engine.batch import ScheduledSpan
 from prefixcache_worker.engine.cache_scheme import CacheScheme, SequenceHandle
 from prefixcache_worker.engine.sequence import Sequence
-from prefixcache_worker.engine.single_flight import find_flight
+from prefixcache_worker.engine.single_flight import RunningPrefills, find_flight
 from prefixcache_worker.engine.tenant_service import TenantService
 from prefixcache_worker.engine.victims import Room, choose_victims
 from prefixcache_worker.engine.waiting_queue import WaitingQueue
@@ -67,6 +67,7 @@ class Scheduler:
         self._num_steps = 0
         self.waiting = WaitingQueue(cache, self._service, max_overtakes=max_overtakes)
         self.running: list[Sequence] = []  # in order of admission
+        self._prefills = RunningPrefills()
         self.num_preemptions = 0
         self._new_prompts: list[tuple[Sequence, int]] = []
         """Prompts that the last step has computed to their ends, and how much of each was cached before."""
@@ -74,7 +75,8 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Sequences that run, with the choices that will split off from them."""
-        return sum(1 + sequence.num_choices_to_fork for sequence in self.running)
+        forking = [sequence for sequence in self.running if sequence.request.num_choices > 1]
+        return len(self.running) + sum(sequence.num_choices_to_fork for sequence in forking)
 
     def add(self, sequence: Sequence) -> None:
         """Let a new sequence wait."""
@@ -108,6 +110,7 @@ class Scheduler:
         step = _Step(self._max_batch_tokens)
         self._num_steps += 1
         self.waiting.unpark_ended()
+        self._prefills.discard_computed()
         for sequence, num_cached_tokens in self._new_prompts:
             self.waiting.expect_more_cached(sequence, num_cached_tokens)
         self._new_prompts.clear()
@@ -155,6 +158,7 @@ class Scheduler:
         assert all(sequence.handle is not None for sequence in self.running)
         assert self.num_running <= self._max_running
         self.waiting.check()
+        self._prefills.check(self.running)
         for sequence in [*self.waiting, *self.running]:
             sequence.check()
 
@@ -177,6 +181,7 @@ class Scheduler:
         sequence.num_computed_tokens = 0
         sequence.num_exact_tokens = None
         self.running.remove(sequence)
+        self._prefills.discard(sequence)
 
     def _decode(self, sequences: list[Sequence], step: _Step) -> None:
         """Give each the token it is at, as long as there are any."""
@@ -233,7 +238,7 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, step: _Step) -> bool:
         """Let the first of the queue run, park or refuse it; False if it has to stay, and all behind it."""
-        flight = find_flight(self._cache, sequence, self.running)
+        flight = find_flight(self._cache, sequence, self._prefills)
         if flight is not None and not sequence.is_overdue:
             self.waiting.park(sequence, flight)
             return True
@@ -257,14 +262,16 @@ class Scheduler:
         sequence.num_computed_tokens = handle.num_cached_tokens
         self._count_overtakes(sequence)
         self.running.append(sequence)
+        self._prefills.add(sequence)
         self._compute(sequence, step)
         return True
 
     def _count_overtakes(self, sequence: Sequence) -> None:
         """Count those that came before the sequence and have not got as far."""
-        prefills = [other for other in self.running if other.num_uncomputed_tokens > 1]
-        for other in [*self.waiting, *prefills]:
-            if other.arrival < sequence.arrival and not other.is_paused:
+        arrival = sequence.arrival
+        earlier = [other for other in chain(self.waiting, self.running) if other.arrival < arrival]
+        for other in earlier:
+            if not other.is_paused and (other.handle is None or other.num_uncomputed_tokens > 1):
                 self.waiting.count_overtake(other)
 
     def _acquire(self, sequence: Sequence, step: _Step) -> SequenceHandle | None:

@@ -80,8 +80,9 @@ class Sequence:
         """The step in which it last ran."""
         self.last_token: float | None = None
         """When its last token came, by the engine's clock."""
-        self._packed_prompt = pack_tokens(request.prompt_token_ids)
-        self._prompt = np.frombuffer(self._packed_prompt, dtype="<u4")
+        self.packed_prompt = pack_tokens(request.prompt_token_ids)
+        """The prompt as bytes, whose beginnings are compared at memory speed."""
+        self._prompt = np.frombuffer(self.packed_prompt, dtype="<u4")
 
     @property
     def running_handle(self) -> SequenceHandle:
@@ -190,7 +191,7 @@ class Sequence:
     @property
     def cache_tokens(self) -> TokenIds:
         """All its tokens in the form that the cache takes them fastest."""
-        return self.token_ids if self.num_output_tokens else self._packed_prompt
+        return self.token_ids if self.num_output_tokens else self.packed_prompt
 
     def match_in(self, cache: CacheScheme[Any]) -> Match:
         """What the cache has of its tokens now, and it may use. O(edges), and O(tokens) when there is output.
@@ -205,8 +206,8 @@ class Sequence:
     def has_common_block(self, other: Sequence, block: int, block_size: int) -> bool:
         """Whether both prompts have a whole block of this number, and the same. O(block)."""
         start, end = TOKEN_BYTES * block * block_size, TOKEN_BYTES * (block + 1) * block_size
-        tokens = self._packed_prompt[start:end]
-        return len(tokens) == end - start and tokens == other._packed_prompt[start:end]
+        tokens = self.packed_prompt[start:end]
+        return len(tokens) == end - start and tokens == other.packed_prompt[start:end]
 
     def num_common_prompt_tokens(self, other: Sequence) -> int:
         """Length of the longest common prefix of the two prompts. O(length), at memory speed."""
