@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import os
 import random
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -182,14 +183,36 @@ def slo(value: str) -> Slo:
 
 
 def _require_new_files(arguments: argparse.Namespace) -> None:
-    """Raise PrefixCacheClientError for a report file that exists, unless it may be replaced."""
-    for path in (arguments.json, arguments.csv, arguments.html):
-        if path not in (None, "-") and Path(path).exists() and not arguments.force:
+    """Raise PrefixCacheClientError for a report file that exists, unless it may be replaced. End the program
+    when two reports would be one file."""
+    given = (arguments.json, arguments.csv, arguments.html)
+    paths = [path for path in given if path not in (None, "-")]
+    for path, count in Counter(map(os.path.realpath, paths)).items():
+        if count > 1:
+            arguments.error(f"{path} would be written twice: name a file for each report")
+    for path in paths:
+        if Path(path).exists() and not arguments.force:
             raise PrefixCacheClientError(f"{path} exists: name another file, or replace it with --force")
 
 
 def _report(arguments: argparse.Namespace, measurement: Measurement, arrivals: Arrivals) -> None:
+    """Write and print what there is. A report that cannot be written costs none of the others: it raises
+    PrefixCacheClientError when those are."""
     summary = summarize(measurement, arguments.slo)
+    writers: list[tuple[str | None, Callable[[str], None]]] = [
+        (arguments.json, lambda path: write_measurement(measurement, summary, path)),
+        (arguments.csv, lambda path: write_csv(measurement, path)),
+        (arguments.html, lambda path: write_html(measurement, summary, path)),
+    ]
+    problems = []
+    for path, write in writers:
+        try:
+            if path is not None:
+                write(path)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            problems.append(f"{path} is not written: {error.strerror or error}")
     if arguments.json != "-":
         console().print(summary_view(summary))
     if isinstance(arrivals, Ramp):
@@ -198,12 +221,8 @@ def _report(arguments: argparse.Namespace, measurement: Measurement, arrivals: A
             print(table.remark, file=sys.stderr)
         else:
             console().print(table_view(table))
-    if arguments.json is not None:
-        write_measurement(measurement, summary, arguments.json)
-    if arguments.csv is not None:
-        write_csv(measurement, arguments.csv)
-    if arguments.html is not None:
-        write_html(measurement, summary, arguments.html)
+    if problems:
+        raise PrefixCacheClientError("; ".join(problems))
 
 
 def _failures(measurement: Measurement, refusals: dict[str, str]) -> str:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import NamedTuple
 
 from prefixcache_client.load.arrivals import Due, Pause, Tally
 from prefixcache_client.load.measurement import RequestResult
 from prefixcache_client.load.session import Session
+
+MAX_STEPS = 10_000
 
 
 class RampStep(NamedTuple):
@@ -57,6 +60,8 @@ class Ramp:
             )
         if not self.rate_step > 0:
             raise ValueError(f"the rate of a ramp must grow by more than 0, got {self.rate_step:g}")
+        if self._num_steps >= MAX_STEPS + 1:
+            raise ValueError(f"a ramp has at most {MAX_STEPS:,} steps, not {self._num_steps:,.0f}")
         if not self.step_seconds > 0:
             raise ValueError(f"a step must last more than 0 seconds, got {self.step_seconds:g}")
 
@@ -91,8 +96,9 @@ class Ramp:
         last = max((result.planned for result in results), default=-1.0)
         return [
             self._step(number, rate, results, ())
-            for number, rate in enumerate(self._rates())
-            if last >= number * self.step_seconds
+            for number, rate in takewhile(
+                lambda step: step[0] * self.step_seconds <= last, enumerate(self._rates())
+            )
         ]
 
     def knee(self, results: Iterable[RequestResult]) -> float | None:
@@ -105,8 +111,12 @@ class Ramp:
         return knee
 
     def _rates(self) -> Iterator[float]:
-        num_steps = math.floor((self.last_rate - self.first_rate) / self.rate_step + 1e-9)
-        return (self.first_rate + number * self.rate_step for number in range(num_steps + 1))
+        return (self.first_rate + number * self.rate_step for number in range(math.floor(self._num_steps)))
+
+    @property
+    def _num_steps(self) -> float:
+        """The integer part is their number."""
+        return (self.last_rate - self.first_rate) / self.rate_step + 1 + 1e-9
 
     def _step(
         self, number: int, rate: float, results: Iterable[RequestResult], in_flight: Iterable[float]
