@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,11 @@ from typing import Any
 from prefixcache.errors import PrefixCacheError
 
 ID_LIMIT = 1 << 64
+_NUMBER_LIMIT = 1 << 63
+"""Of times and counts: a number beyond is damage, and would not fit into a float."""
+
+
+_HALF_PAIR = re.compile(r"[\ud800-\udfff]")
 
 
 class TraceError(PrefixCacheError, ValueError):
@@ -54,6 +60,7 @@ class TraceFields:
         value = self._value(name)
         if type(value) not in (int, float) or not 0 <= value < math.inf:
             raise self.error(f"{name!r} is {_shown(value)}; a time of at least 0 is expected")
+        self._require_below_limit(name, value)
         return float(value)
 
     def count(self, name: str, *, minimum: int = 0, default: int | None = None) -> int:
@@ -61,6 +68,7 @@ class TraceFields:
         value = self._value(name, default)
         if type(value) is not int or value < minimum:
             raise self.error(f"{name!r} is {_shown(value)}; an integer of at least {minimum} is expected")
+        self._require_below_limit(name, value)
         return value
 
     def text(self, name: str, default: str | None = None) -> str:
@@ -68,6 +76,8 @@ class TraceFields:
         value = self._value(name, default)
         if not isinstance(value, str):
             raise self.error(f"{name!r} is {_shown(value)}; a text is expected")
+        if _HALF_PAIR.search(value):
+            raise self.error(f"{name!r} has half a surrogate pair, which cannot be sent as text")
         return value
 
     def ids(self, name: str, *, limit: int = ID_LIMIT) -> list[int]:
@@ -88,6 +98,10 @@ class TraceFields:
         for number, item in enumerate(value, 1):
             with leaving_out(on_broken):
                 yield TraceFields(item, f"{self._place}: {name} {number}")
+
+    def _require_below_limit(self, name: str, value: float) -> None:
+        if value >= _NUMBER_LIMIT:
+            raise self.error(f"{name!r} is {_shown(value)}; a number below {_NUMBER_LIMIT} is expected")
 
     def _value(self, name: str, default: object = None) -> Any:
         value = self._values.get(name, default)

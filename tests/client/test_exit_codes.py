@@ -40,6 +40,20 @@ def test_a_failed_call_is_1_and_one_sentence(
     assert capsys.readouterr().err == "prefixcache: the queue is full\n"
 
 
+def test_what_a_server_says_steers_no_terminal(
+    run: Run, worker: FakeWorker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def behaviour(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        abort(context, grpc.StatusCode.INTERNAL, "\x1b[2Jgone\x07")
+        yield delta("never")
+
+    worker.generate = behaviour
+
+    assert run("generate", "hi") == 1
+
+    assert capsys.readouterr().err == "prefixcache: \ufffd[2Jgone\ufffd\n"
+
+
 def test_an_error_in_the_middle_begins_a_line_of_its_own(worker: FakeWorker) -> None:
     def behaviour(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         yield delta("Hel", 5)

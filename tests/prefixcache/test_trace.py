@@ -153,6 +153,15 @@ class TestCodingAgentSessions:
         ({"t": float("nan")}, "'t' is NaN"),
         ({"t": True}, "'t' is true"),
         ({"t": 4.5}, "'t' goes back from 5 to 4.5; sort the lines by it"),
+        (
+            {"t": 10**400},
+            "'t' is 1000000000000000000000000000000000000000...; a number below 9223372036854775808",
+        ),
+        (
+            {"output_length": 2**63},
+            "'output_length' is 9223372036854775808; a number below 9223372036854775808",
+        ),
+        ({"tenant": "half\ud800"}, "'tenant' has half a surrogate pair, which cannot be sent as text"),
         ({"tenant": None}, "'tenant' is missing"),
         ({"tenant": 3}, "'tenant' is 3; a text is expected"),
         ({"block_size": 32}, "'block_size' is not 16, as it was in the first line"),

@@ -45,7 +45,7 @@ def completion(
     usage = inference_pb2.Usage(
         prompt_tokens=prompt,
         cached_tokens=cached,
-        computed_tokens=prompt - cached,
+        computed_tokens=max(prompt - cached, 0),  # a worker that lies has more cached
         completion_tokens=generated,
     )
     timing = inference_pb2.Timing(queue_seconds=0.25, first_token_seconds=0.5, total_seconds=1.0)

@@ -74,13 +74,18 @@ def _model(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> Plann
     return model_of_shape(num_layers=parsed.layers, num_kv_heads=parsed.kv_heads, head_dim=parsed.head_dim)
 
 
+_LIMIT = 2**60
+
+
 def _number(kind: Callable[[str], float], minimum: float, expects: str) -> Callable[[str], float]:
     def parse(value: str) -> float:
         try:
             number = kind(value)
         except ValueError:
             number = minimum - 1
-        if not minimum <= number < 2**60:
+        if number >= _LIMIT:
+            raise argparse.ArgumentTypeError(f"must be less than {_LIMIT:,}, got {value!r}")
+        if not minimum <= number:
             raise argparse.ArgumentTypeError(f"must be {expects}, got {value!r}")
         return number
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from prefixcache_client.baseline.scenario import Scenario
 from prefixcache_client.errors import PrefixCacheClientError
+from prefixcache_client.read_json import read_json
 
 FORMAT = "prefixcache baseline 1"
 
@@ -100,7 +101,7 @@ class Recording:
 def read_recording(path: Path) -> Recording:
     """What `Recording.write` wrote. Raises PrefixCacheClientError when it is nothing such, or OSError."""
     try:
-        values = json.loads(path.read_bytes())
+        values = read_json(path.read_bytes())
         if values.pop("format") != FORMAT:
             raise ValueError
         rounds = tuple(

@@ -9,7 +9,7 @@ import random
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -181,16 +181,28 @@ def slo(value: str) -> Slo:
 
 
 def _report(arguments: argparse.Namespace, measurement: Measurement, arrivals: Arrivals) -> None:
+    """Write and print what there is. A report that cannot be written costs none of the others: it raises
+    PrefixCacheClientError when those are."""
     ramp = arrivals if isinstance(arrivals, Ramp) else None
     summary = summarize(measurement, arguments.slo, ramp=ramp)
+    writers: list[tuple[str | None, Callable[[str], None]]] = [
+        (arguments.json, lambda path: write_measurement(measurement, summary, path)),
+        (arguments.csv, lambda path: write_csv(measurement, path)),
+        (arguments.html, lambda path: write_html(measurement, summary, path)),
+    ]
+    problems = []
+    for path, write in writers:
+        try:
+            if path is not None:
+                write(path)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            problems.append(f"{path} is not written: {error.strerror or error}")
     if arguments.json != "-":
         console().print(summary_view(summary))
-    if arguments.json is not None:
-        write_measurement(measurement, summary, arguments.json)
-    if arguments.csv is not None:
-        write_csv(measurement, arguments.csv)
-    if arguments.html is not None:
-        write_html(measurement, summary, arguments.html)
+    if problems:
+        raise PrefixCacheClientError("; ".join(problems))
 
 
 def _failures(measurement: Measurement, refusals: dict[str, str]) -> str:

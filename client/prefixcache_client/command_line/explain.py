@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from prefixcache_client.command_line.output import printable, share, write_resul
 from prefixcache_client.command_line.text_input import NotTextError, read_text
 from prefixcache_client.explanation import Explanation
 from prefixcache_client.messages import Prompt, chat_messages
+from prefixcache_client.read_json import read_json
 
 if TYPE_CHECKING:
     from prefixcache_client.command_line.arguments import Subparsers
@@ -102,7 +102,7 @@ def _prompt(arguments: argparse.Namespace) -> Prompt:
 
 def _conversation(path: Path) -> list[dict[str, str]]:
     try:
-        turns = json.loads(path.read_bytes())
+        turns = read_json(path.read_bytes())
         if not isinstance(turns, list):
             raise ValueError("no list")
         chat_messages(turns)

@@ -10,7 +10,15 @@ from typing import NamedTuple
 
 from prefixcache_client.channel import DEFAULT_ADDRESS, checked_address
 from prefixcache_client.command_line import arguments as common
-from prefixcache_client.load.arrivals import Arrivals, Bursts, ClosedLoop, ConstantRate, Planned, Poisson
+from prefixcache_client.load.arrivals import (
+    MAX_RATE,
+    Arrivals,
+    Bursts,
+    ClosedLoop,
+    ConstantRate,
+    Planned,
+    Poisson,
+)
 from prefixcache_client.load.grpc_target import GrpcTarget
 from prefixcache_client.load.measurement import RequestResult
 from prefixcache_client.load.openai_url import checked_url
@@ -40,9 +48,7 @@ def add_arrivals(parser: argparse.ArgumentParser) -> None:
         " of any other are live at a time.",
     )
     pace = group.add_mutually_exclusive_group()
-    pace.add_argument(
-        "--rate", type=positive, metavar="R", help="so many sessions begin a second, come what may"
-    )
+    pace.add_argument("--rate", type=rate, metavar="R", help="so many sessions begin a second, come what may")
     pace.add_argument("--concurrency", type=concurrency, metavar="N", help="so many are live at a time")
     pace.add_argument(
         "--ramp",
@@ -171,6 +177,14 @@ def positive(value: str) -> float:
     return number
 
 
+def rate(value: str) -> float:
+    """A number of sessions a second that can be planned."""
+    number = positive(value)
+    if number > MAX_RATE:
+        raise argparse.ArgumentTypeError(f"must be at most {MAX_RATE:,} a second, got {value!r}")
+    return number
+
+
 def concurrency(value: str) -> int:
     """A number of sessions that this program can have in flight."""
     number = common.positive_int(value)
@@ -184,7 +198,11 @@ def ramp_rates(value: str) -> RampRates:
     parts = value.split(":")
     if len(parts) != 3:
         raise argparse.ArgumentTypeError(f"must be A:B:STEP, such as 10:100:10, got {value!r}")
-    rates = RampRates(*map(positive, parts))
+    rates = RampRates(rate(parts[0]), rate(parts[1]), positive(parts[2]))
     if rates.first > rates.last:
         raise argparse.ArgumentTypeError(f"must begin with the smaller rate, got {value!r}")
+    try:
+        Ramp(first_rate=rates.first, last_rate=rates.last, rate_step=rates.step)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     return rates

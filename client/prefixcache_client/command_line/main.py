@@ -33,6 +33,7 @@ from prefixcache_client.command_line import (
     usage,
 )
 from prefixcache_client.command_line.arguments import Parser
+from prefixcache_client.command_line.output import printable
 from prefixcache_client.errors import PrefixCacheClientError
 
 _COMMANDS = (
@@ -85,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except (PrefixCacheClientError, PrefixCacheError, OSError) as error:
-        print(f"prefixcache: {error}", file=sys.stderr)
+        print(f"prefixcache: {printable(str(error))}", file=sys.stderr)
         return EXIT_FAILED
 
 

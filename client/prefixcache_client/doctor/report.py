@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from prefixcache_client.doctor.finding import Finding, Verdict
 from prefixcache_client.doctor.fixed_answers import FixedAnswers
 from prefixcache_client.errors import PrefixCacheClientError
+from prefixcache_client.read_json import read_json
 
 FORMAT = "prefixcache doctor 1"
 
@@ -51,7 +51,7 @@ class Report:
 def load_report(path: str) -> Report:
     """The report that `--json` wrote. Raises ReportError, and OSError when the file cannot be read."""
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        value = read_json(Path(path).read_bytes())
     except ValueError as error:
         raise ReportError(f"{path} is no report of prefixcache doctor: {error}") from None
     if not isinstance(value, Mapping) or value.get("format") != FORMAT:

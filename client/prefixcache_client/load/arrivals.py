@@ -11,6 +11,9 @@ from typing import NamedTuple, Protocol
 from prefixcache_client.load.measurement import RequestResult
 from prefixcache_client.load.session import Session
 
+MAX_RATE = 100_000
+"""Sessions a second. Nothing sends so fast, and whatever is due is kept in memory until the end."""
+
 
 class Due(NamedTuple):
     """A session, and when its first turn is to be sent."""
@@ -167,5 +170,5 @@ class ClosedLoop:
 
 
 def _require_rate(name: str, rate: float) -> None:
-    if not (rate > 0 and math.isfinite(rate)):
-        raise ValueError(f"{name} must be more than 0 sessions a second, got {rate:g}")
+    if not 0 < rate <= MAX_RATE:
+        raise ValueError(f"{name} must be above 0 and at most {MAX_RATE:,} sessions a second, got {rate:g}")

@@ -17,7 +17,7 @@ from prefixcache_client.errors import (
     UnimplementedError,
     error_from_rpc,
 )
-from prefixcache_client.load.target import Answered, Refused, token_gaps
+from prefixcache_client.load.target import Answered, Refused, require_cached_within, token_gaps
 from prefixcache_client.load.tenant_keys import TenantKeys
 from prefixcache_client.messages import GenerateOptions, Prompt, generate_request
 from prefixcache_client.tls import Tls
@@ -127,7 +127,7 @@ class GrpcTarget:
         texts: list[str] = []
         token_ids: list[int] = []
         moments: list[float] = []
-        usage = inference_pb2.Usage()
+        usage: inference_pb2.Usage | None = None
         async for response in call:
             delta = response.delta  # empty in the last message
             if delta.token_ids:
@@ -136,6 +136,9 @@ class GrpcTarget:
             texts.append(delta.text)
             if response.HasField("completion"):
                 usage = response.completion.usage
+        if usage is None:
+            raise Refused("BAD_ANSWER", "the answer ended before it was complete")
+        require_cached_within(usage.prompt_tokens, usage.cached_tokens)
         return Answered(
             first_token=moments[0] if moments else None,
             token_gaps=token_gaps(moments),

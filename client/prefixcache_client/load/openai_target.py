@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import time
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
@@ -13,14 +14,24 @@ from prefixcache_client.cache_answers import Stats
 from prefixcache_client.errors import PrefixCacheClientError, UnavailableError
 from prefixcache_client.load.openai_url import checked_url
 from prefixcache_client.load.sse_answer import SseAnswer
-from prefixcache_client.load.target import Answered, Refused
+from prefixcache_client.load.target import Answered, Refused, shown
 from prefixcache_client.load.tenant_keys import TenantKeys
 from prefixcache_client.messages import Prompt
+from prefixcache_client.read_json import read_json
 from prefixcache_client.tls import Tls
 
 _BAD_REQUEST = (400, 422)
 _READ_BUFFER_BYTES = 1024 * 1024
 """Half of the longest event that can be read."""
+_MOST_BYTES_PER_TOKEN = 16 * 1024
+"""An answer that is longer than so much for each token asked for, and one event more, may have no end."""
+_MOST_REFUSAL_BYTES = 64 * 1024
+_MOST_LIST_BYTES = 16 * 1024 * 1024
+"""Of the list of models."""
+_END_SECONDS = 0.1
+"""A server that does not end its answer so long after its last event loses the connection."""
+_MOST_CONTEXT = 2**32 - 1
+_MOST_NAMES_CHARS = 300
 
 
 class OpenAITarget:
@@ -63,9 +74,8 @@ class OpenAITarget:
         if self._model is None:
             self._model = names[0]
         elif self._model not in names:
-            raise PrefixCacheClientError(
-                f"{self._url} has no model {self._model!r}: it has {', '.join(names)}"
-            )
+            there = shown(", ".join(names), _MOST_NAMES_CHARS)
+            raise PrefixCacheClientError(f"{self._url} has no model {self._model!r}: it has {there}")
         model = models[names.index(self._model)]
         description: dict[str, str | int | float] = {
             "kind": "openai",
@@ -78,7 +88,9 @@ class OpenAITarget:
             "context_length": model.get("max_model_len") or meta.get("n_ctx") or meta.get("n_ctx_train"),
             "vocabulary_size": meta.get("n_vocab"),
         }
-        return description | {name: value for name, value in limits.items() if isinstance(value, int)}
+        return description | {
+            name: value for name, value in limits.items() if type(value) is int and 0 < value <= _MOST_CONTEXT
+        }
 
     async def send(
         self,
@@ -109,9 +121,9 @@ class OpenAITarget:
                     self._url + path, json=body | taken, headers=headers
                 ) as response:
                     if response.status == 200:
-                        return await _read_answer(response, prompt)
-                    message = (await response.text(errors="replace"))[:2000]
-                    refused = {name for name in taken if name in message}
+                        return await _read_answer(response, prompt, max_tokens)
+                    message = await _read_text(response, _MOST_REFUSAL_BYTES)
+                    refused = {name for name in taken if name in message[:2000]}
                     if response.status not in _BAD_REQUEST or not refused:
                         raise Refused(str(response.status), _error_message(message))
                     self._refused_fields |= refused
@@ -135,17 +147,17 @@ class OpenAITarget:
             async with self._session.get(
                 f"{self._url}/v1/models", headers=dict(self._keys.metadata(None))
             ) as response:
-                text = await response.text(errors="replace")
+                text = await _read_text(response, _MOST_LIST_BYTES)
         except TimeoutError:
             raise UnavailableError(f"{self._url} did not answer before the deadline") from None
         except (aiohttp.ClientError, OSError):
             raise UnavailableError(f"no server answers at {self._url}") from None
         if response.status in (401, 403):
-            raise PrefixCacheClientError(f"{self._url} wants a key: {_error_message(text)}")
+            raise PrefixCacheClientError(f"{self._url} wants a key: {shown(_error_message(text), 500)}")
         try:
-            models = json.loads(text)["data"]
-            if response.status == 200 and models and all(isinstance(model["id"], str) for model in models):
-                return list(models)
+            models = [model for model in read_json(text)["data"] if _is_name(model["id"])]
+            if response.status == 200 and models:
+                return models
         except (ValueError, TypeError, KeyError):
             pass  # what it is not is said below
         raise PrefixCacheClientError(
@@ -153,20 +165,50 @@ class OpenAITarget:
         )
 
 
-async def _read_answer(response: aiohttp.ClientResponse, prompt: Prompt) -> Answered:
+async def _read_answer(response: aiohttp.ClientResponse, prompt: Prompt, max_tokens: int) -> Answered:
     answer = SseAnswer()
+    num_bytes_left = 2 * _READ_BUFFER_BYTES + max_tokens * _MOST_BYTES_PER_TOKEN
     try:
         async for line in response.content:
+            num_bytes_left -= len(line)
+            if num_bytes_left < 0:
+                raise Refused("BAD_ANSWER", f"the answer to {max_tokens:,} tokens asked for does not end")
             if line.startswith(b"data:"):
                 answer.push(line[5:].strip(), time.perf_counter())
+                if answer.is_done:
+                    await _read_end(response)
+                    break
     except (ValueError, HttpProcessingError):  # which of them, depends on aiohttp's version
         raise Refused("BAD_ANSWER", f"an event is longer than {2 * _READ_BUFFER_BYTES:,} bytes") from None
     return answer.finish(prompt)
 
 
+async def _read_end(response: aiohttp.ClientResponse) -> None:
+    """Wait for the end behind the last event, without which the connection cannot be used again."""
+    with suppress(TimeoutError, aiohttp.ClientError):  # whatever is wrong there, the answer is complete
+        async with asyncio.timeout(_END_SECONDS):
+            async for _ in response.content.iter_any():
+                pass
+
+
+async def _read_text(response: aiohttp.ClientResponse, most_bytes: int) -> str:
+    """The body, or its beginning; UTF-8, whatever the server calls it."""
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) >= most_bytes:
+            break
+    return body[:most_bytes].decode("utf-8", errors="replace")
+
+
+def _is_name(value: object) -> bool:
+    """Whether it can be a model's: text that can be sent, written to a file and shown."""
+    return isinstance(value, str) and value.isprintable()
+
+
 def _error_message(text: str) -> str:
     """What is said in OpenAI's error object, or whatever there is."""
     try:
-        return str(json.loads(text)["error"]["message"])
+        return str(read_json(text)["error"]["message"])
     except (ValueError, TypeError, KeyError):
         return text.strip() or "without a word"

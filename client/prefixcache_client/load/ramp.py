@@ -11,6 +11,8 @@ from prefixcache_client.load.arrivals import Due, Pause, Tally
 from prefixcache_client.load.measurement import RequestResult
 from prefixcache_client.load.session import Session
 
+MAX_STEPS = 10_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RampStep:
@@ -73,6 +75,8 @@ class Ramp:
             )
         if not self.rate_step > 0:
             raise ValueError(f"the rate of a ramp must grow by more than 0, got {self.rate_step:g}")
+        if self._num_steps >= MAX_STEPS + 1:
+            raise ValueError(f"a ramp has at most {MAX_STEPS:,} steps, not {self._num_steps:,.0f}")
         if not self.step_seconds > 0:
             raise ValueError(f"a step must last more than 0 seconds, got {self.step_seconds:g}")
 
@@ -114,8 +118,12 @@ class Ramp:
         return RampOutcome(steps=steps, knee=max((step.rate for step in kept), default=None))
 
     def _rates(self) -> Iterator[float]:
-        num_steps = math.floor((self.last_rate - self.first_rate) / self.rate_step + 1e-9)
-        return (self.first_rate + number * self.rate_step for number in range(num_steps + 1))
+        return (self.first_rate + number * self.rate_step for number in range(math.floor(self._num_steps)))
+
+    @property
+    def _num_steps(self) -> float:
+        """The integer part is their number."""
+        return (self.last_rate - self.first_rate) / self.rate_step + 1 + 1e-9
 
     def _step(
         self, number: int, rate: float, results: Iterable[RequestResult], in_flight: Iterable[float]

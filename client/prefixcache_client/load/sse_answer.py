@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, TypeVar
 
-from prefixcache_client.load.target import Answered, Refused, token_gaps
+from prefixcache_client.load.target import Answered, Refused, require_cached_within, token_gaps
 from prefixcache_client.messages import Prompt
+from prefixcache_client.read_json import read_json
 
 _Untold = TypeVar("_Untold", int, None)
+
+_MOST_TOKENS = 2**32 - 1
+"""No request has more: what is beyond would make figures of nonsense."""
 
 
 class SseAnswer:
@@ -18,15 +21,16 @@ class SseAnswer:
         self._moments: list[float] = []
         self._texts: list[str] = []
         self._usage: dict[str, Any] | None = None
-        self._is_done = False
+        self.is_done = False
+        """Whether the last event has come."""
 
     def push(self, data: bytes, moment: float) -> None:
         """Take the data of an event that came at this moment. Raises Refused for an error, or no chunk."""
         if data == b"[DONE]":
-            self._is_done = True
+            self.is_done = True
             return
         try:
-            chunk = json.loads(data)
+            chunk = read_json(data)
             error, usage, choices = chunk.get("error"), chunk.get("usage"), chunk.get("choices") or ()
             texts = [_text(choice) for choice in choices]
         except (ValueError, TypeError, AttributeError):
@@ -42,28 +46,36 @@ class SseAnswer:
             self._texts.extend(said for said, _ in texts)
 
     def finish(self, prompt: Prompt) -> Answered:
-        """The answer. Raises Refused when the stream ended before it was complete."""
-        if not self._is_done:
+        """The answer. Raises Refused when the stream ended too early, or its counts cannot be."""
+        if not self.is_done:
             raise Refused("CONNECTION", "the answer ended before it was complete")
         usage = self._usage or {}
         details = usage.get("prompt_tokens_details")
         moments = self._moments
         is_ids = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], int)
+        prompt_tokens = _count(usage, "prompt_tokens", len(prompt) if is_ids else 0)
+        cached_tokens = _count(details, "cached_tokens", None) if isinstance(details, dict) else None
+        if cached_tokens is not None and usage.get("prompt_tokens") is not None:
+            require_cached_within(prompt_tokens, cached_tokens)
         return Answered(
             first_token=moments[0] if moments else None,
             token_gaps=token_gaps(moments),
             text="".join(self._texts),
             token_ids=(),
-            prompt_tokens=_count(usage, "prompt_tokens", len(prompt) if is_ids else 0),
-            cached_tokens=_count(details, "cached_tokens", None) if isinstance(details, dict) else None,
+            prompt_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
             output_tokens=_count(usage, "completion_tokens", len(moments)),
         )
 
 
 def _count(usage: dict[str, Any], name: str, untold: _Untold) -> int | _Untold:
-    """What is told by this name, if it is a count."""
+    """What is told by this name, if anything is. Raises Refused for what is no count of tokens."""
     value = usage.get(name)
-    return value if isinstance(value, int) else untold
+    if value is None:
+        return untold
+    if type(value) is not int or not 0 <= value <= _MOST_TOKENS:
+        raise Refused("BAD_ANSWER", f"its usage cannot be: {name} is {value!r:.40}")
+    return value
 
 
 def _text(choice: dict[str, Any]) -> tuple[str, str]:

@@ -25,6 +25,10 @@ class Answered(NamedTuple):
     output_tokens: int
 
 
+_MOST_CODE_CHARS = 40
+_MOST_MESSAGE_CHARS = 500
+
+
 def token_gaps(moments: Sequence[float]) -> tuple[float, ...]:
     """`Answered.token_gaps` of messages with tokens that came at these moments."""
     return tuple(later - earlier for earlier, later in pairwise(moments))
@@ -34,9 +38,31 @@ class Refused(Exception):  # noqa: N818 - it is an answer, not a fault of ours
     """The server, or the way to it, ended the request without an answer."""
 
     def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+        """Both may be what the server says: they are made fit to be shown."""
+        super().__init__(shown(message, _MOST_MESSAGE_CHARS))
+        self.code = shown(code, _MOST_CODE_CHARS)
         """A gRPC status such as "UNAVAILABLE", an HTTP one such as "429", or "CONNECTION"."""
+
+
+def require_cached_within(prompt_tokens: int, cached_tokens: int) -> None:
+    """Raise Refused for a usage that has more prompt tokens cached than there are."""
+    if cached_tokens > prompt_tokens:
+        raise Refused(
+            "BAD_ANSWER",
+            f"its usage cannot be: {cached_tokens:,} of {prompt_tokens:,} prompt tokens are cached",
+        )
+
+
+def shown(text: str, most_chars: int) -> str:
+    """What a server says as one line that steers no terminal and can be written to a file, cut off when long.
+
+    What cannot be shown becomes U+FFFD: control characters, those that turn the direction of writing, and
+    halves of surrogate pairs.
+    """
+    line = " ".join(text[: 4 * most_chars].split())
+    if len(line) > most_chars:
+        line = f"{line[: most_chars - 1]}…"
+    return "".join(char if char.isprintable() else "\ufffd" for char in line)
 
 
 class Target(Protocol):

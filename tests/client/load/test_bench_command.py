@@ -102,6 +102,22 @@ def test_every_report_is_written(worker: FakeWorker, tmp_path: Path) -> None:
     assert len(read_measurement(str(paths["json"])).results) == 6
 
 
+def test_a_report_that_cannot_be_written_costs_no_other(
+    worker: FakeWorker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The measurement may have taken hours."""
+    worker.generate = serve
+    flags = ("--json", "/dev/full", "--csv", str(tmp_path / "r.csv"), "--html", str(tmp_path / "r.html"))
+
+    assert bench(worker, "shared-prefix", *SMALL, *flags, "--force") == 1
+
+    printed = capsys.readouterr()
+    assert printed.err == "prefixcache: /dev/full is not written: No space left on device\n"
+    assert "end to end" in printed.out
+    assert len((tmp_path / "r.csv").read_text().splitlines()) == 1 + 6
+    assert (tmp_path / "r.html").read_text().endswith("</html>\n")
+
+
 def test_a_report_that_exists_is_replaced_only_by_force(
     worker: FakeWorker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -258,6 +274,14 @@ def test_a_prompt_that_is_longer_than_the_context(
         (("--ramp", "5:1:1"), "must begin with the smaller rate, got '5:1:1'"),
         (("--ramp", "5:10"), "must be A:B:STEP, such as 10:100:10, got '5:10'"),
         (("--ramp", "1:2:0"), "must be a number above 0, got '0'"),
+        (("--ramp", "1:1e308:1"), "must be at most 100,000 a second, got '1e308'"),
+        (("--ramp", "1:100000:1e-308"), "a ramp has at most 10,000 steps, not"),
+        (("--ramp", "1:1000:0.01"), "a ramp has at most 10,000 steps, not 99,901"),
+        (("--rate", "1e308"), "must be at most 100,000 a second, got '1e308'"),
+        (("--groups", "9" * 5000), "--groups: must be an integer, got"),
+        (("--groups", "9" * 50), "--groups: must be at most 1e+09, got"),
+        (("--output-tokens", "1e300"), "--output-tokens: must be at most 1e+09, got 1e+300"),
+        (("--json", "report", "--csv", "./report"), "report would be written twice"),
         (("--concurrency", "20000"), "must be at most 10,000, got 20000"),
         (("--requests", "0"), "--requests: must be an integer from 1"),
         (("--duration", "0"), "--duration: must be a number above 0"),

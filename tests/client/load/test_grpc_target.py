@@ -145,6 +145,25 @@ async def test_a_refusal_has_its_status_and_its_reason(worker: FakeWorker) -> No
     assert refused.value.code == "RESOURCE_EXHAUSTED"
 
 
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([delta("Hello", 5)], "the answer ended before it was complete"),
+        ([], "the answer ended before it was complete"),
+        ([delta("Hello", 5), completion(prompt=4, cached=5)], "5 of 4 prompt tokens are cached"),
+    ],
+)
+async def test_an_answer_that_cannot_be_is_no_answer(
+    worker: FakeWorker, messages: list[inference_pb2.GenerateResponse], reason: str
+) -> None:
+    """A stream that ends early and well would else be an answer of no prompt tokens."""
+    worker.generate = lambda request, context: iter(messages)
+    async with target(worker.address) as made:
+        with pytest.raises(Refused, match=reason) as refused:
+            await send(made)
+    assert refused.value.code == "BAD_ANSWER"
+
+
 async def test_the_deadline_of_a_request_is_kept(worker: FakeWorker) -> None:
     def hang(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         worker.cancelled.wait(30)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,12 @@ def test_any_other_file_is_refused_with_one_sentence(tmp_path: Path, content: by
         (("workload", "seed"), [1], r"measurement.workload.seed is \[1\]"),
         (("num_planned",), "many", "measurement.num_planned is 'many'"),
         (("results",), {}, "measurement.results is {}"),
+        (("seconds",), math.nan, "measurement.seconds is nan"),
+        (("seconds",), 10**400, "measurement.seconds is 1000"),
+        (("results", 0, "planned"), -math.inf, r"measurement.results\[0\].planned is -inf"),
+        (("results", 0, "output_tokens"), 10**400, r"measurement.results\[0\].output_tokens is 1000"),
+        (("target", "model"), "half\ud800", r"measurement.target.model is 'half\\ud800'"),
+        (("target", "\ud800"), "x", r"a name in measurement.target is '\\ud800'"),
     ],
 )
 def test_a_damaged_report_is_refused_by_the_name_of_the_field(

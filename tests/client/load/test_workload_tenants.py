@@ -89,6 +89,9 @@ def test_a_tenants_prompts_share_its_system_prompt_and_nothing_with_others() -> 
             "/a.csv:1: the second column is the window's rate, a number of at least 0, not 'missing'",
         ),
         ({"a": "0,-1\n"}, "/a.csv:1: the second column is the window's rate"),
+        ({"a": "0,1e308\n"}, "/a.csv:1: the second column is the window's rate"),
+        ({"a": "0,1\n0,\ud800\n"}, "/a.csv:2: the second column is the window's rate"),
+        ({"a": "0,1\n" + "x" * 200_000}, "/a.csv:2: no line of a table: field larger than field limit"),
         ({"a": "0,nan\n"}, "/a.csv:1: the second column is the window's rate"),
         ({"a": "0,1\n", "b": "0,1\n600,1\n"}, ": tenants have from 1 to 2 windows; give all the same"),
         ({"a": "0,0\n"}, ": all rates are 0"),
@@ -98,7 +101,7 @@ def test_a_folder_of_another_form_is_one_sentence(
     tmp_path: Path, files: dict[str, str], message: str
 ) -> None:
     for name, content in files.items():
-        (tmp_path / f"{name}.csv").write_text(content)
+        (tmp_path / f"{name}.csv").write_text(content, encoding="utf-8", errors="surrogatepass")
     with pytest.raises(PrefixCacheClientError) as error:
         Tenants(recording=tmp_path).fitted_to(SERVER)
     assert str(error.value).startswith(f"{tmp_path}{message}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,6 +12,7 @@ from support.hand_engine import GREEDY, HandEngine, stream
 
 from prefixcache import Namespace
 from prefixcache_worker.diagnosis.step_feed import StepFeed, StepWatch
+from prefixcache_worker.engine.engine import Engine
 from prefixcache_worker.engine.engine_loop import EngineLoop
 from prefixcache_worker.engine.request import Request, StopConditions
 from prefixcache_worker.errors import AuditError, EngineStoppedError
@@ -108,3 +110,26 @@ async def test_an_audit_that_breaks_ends_the_watch_and_the_next_one_has_another(
         async with feed.watch() as another:
             await answer(loop, "b", 1)
             assert await numbers(another, 1) == [(1, 0)]
+
+
+async def test_nobody_is_left_who_went_away_before_the_engine_knew_of_them() -> None:
+    """A step may take long, and a caller may be gone when it ends."""
+    hand = HandEngine()
+    is_busy, may_go_on = threading.Event(), threading.Event()
+
+    def long_step(_: Engine) -> None:
+        is_busy.set()
+        assert may_go_on.wait(30)
+
+    async with running(hand) as (loop, feed):
+        busy = asyncio.create_task(loop.call(long_step))
+        await asyncio.to_thread(is_busy.wait, 30)
+        asked = asyncio.create_task(feed.watch().__aenter__())
+        await asyncio.sleep(0)
+        asked.cancel()
+        may_go_on.set()
+        await busy
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        await loop.call(lambda engine: None)
+        assert hand.store.listener is None

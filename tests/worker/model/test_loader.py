@@ -206,7 +206,7 @@ def test_a_cut_short_safetensors_file_is_named(folder, num_bytes):
         load_model(str(folder))
 
 
-@pytest.mark.parametrize("contents", ["", "{", "[]"])
+@pytest.mark.parametrize("contents", ["", "{", "[]", "[" * 100_000], ids=lambda text: repr(text[:9]))
 def test_a_damaged_configuration_file_is_named(folder, contents):
     (folder / "config.json").write_text(contents)
     with pytest.raises(ConfigError, match=r"config\.json: not .*JSON.*fetch the file again"):

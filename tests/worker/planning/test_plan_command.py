@@ -127,6 +127,7 @@ def test_what_cannot_be_planned_is_one_sentence(
         (["--layers", "32"], "a shape is --layers, --kv-heads and --head-dim together"),
         ([*SEVEN_BILLION, "--model", "m"], "give a model or a shape, not both"),
         ([*ARTICLE, "--memory", "much"], "must be a memory size such as 24GiB, got 'much'"),
+        ([*ARTICLE, "--tokens", "9" * 30], "must be less than 1,152,921,504,606,846,976, got '999"),
         ([*ARTICLE, "--tokens", "0"], "must be a whole number of at least 1, got '0'"),
         ([*ARTICLE, "--block-size", "24"], "must be a power of two, got '24'"),
         ([*ARTICLE, "--headroom", "-1"], "must be a number of at least 0, got '-1'"),

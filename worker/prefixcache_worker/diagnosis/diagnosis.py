@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from prefixcache_worker.attention.backend import AttentionBackend
 from prefixcache_worker.attention.kv_store import KvStore
 from prefixcache_worker.config import WorkerConfig
@@ -35,6 +37,7 @@ class Diagnosis:
         self.store = store
         self.settings = settings_by_flag(config)
         self.machine = machine_facts(config, store, attention)
+        self._measuring = asyncio.Lock()  # who gives up waiting for it costs the engine nothing
         self.steps = StepFeed(engine_loop)
         weight_bytes = model.weight_bytes if isinstance(model, Decoder) else 0
         self.profiler = StepProfiler(engine_loop, weight_bytes=weight_bytes)
@@ -45,9 +48,10 @@ class Diagnosis:
 
     async def measure_machine(self, num_rows: int) -> MachineSpeed:
         """See `machine_speed.measure_machine`. Raises EngineStoppedError."""
-        return await self._engine_loop.call(
-            lambda engine: measure_machine(engine.kv_store, self._attention, num_rows=num_rows)
-        )
+        async with self._measuring:
+            return await self._engine_loop.call(
+                lambda engine: measure_machine(engine.kv_store, self._attention, num_rows=num_rows)
+            )
 
     def close(self) -> None:
         """End what still watches. Requires: the engine loop has stopped."""

@@ -81,10 +81,10 @@ class StepFeed:
     async def watch(self) -> AsyncIterator[StepWatch]:
         """The steps from now on. Raises EngineStoppedError."""
         watch = StepWatch(asyncio.get_running_loop(), self._max_unread)
-        await self._engine_loop.call(lambda engine: self._add(engine, watch))
         try:
+            await self._engine_loop.call(lambda engine: self._add(engine, watch))
             yield watch
-        finally:
+        finally:  # also for a caller that goes away before the engine has added it
             with suppress(EngineStoppedError):
                 await self._engine_loop.call(lambda _: self._remove(watch))
 
@@ -100,7 +100,8 @@ class StepFeed:
             self._audit.start()
 
     def _remove(self, watch: StepWatch) -> None:
-        self._watches.remove(watch)
+        if watch in self._watches:
+            self._watches.remove(watch)
         if not self._watches and self._audit is not None:
             self._audit.stop()
             self._audit = None

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from prefixcache_worker.diagnosis.step_recorder import StepRecorder
 from prefixcache_worker.diagnosis.trace import read_trace
 from prefixcache_worker.diagnosis.trace_figures import TraceFigures, figures_of
-from prefixcache_worker.engine.engine import Engine
 from prefixcache_worker.engine.engine_loop import EngineLoop
 from prefixcache_worker.errors import AuditError, DeadlineExceededError, EngineStoppedError
 
@@ -54,13 +53,9 @@ class StepProfiler:
             def done() -> None:
                 loop.call_soon_threadsafe(is_done.set)
 
-            def start(engine: Engine) -> StepRecorder:
-                recorder = StepRecorder(engine, num_steps, done)
-                recorder.start()
-                return recorder
-
-            recorder = await self._engine_loop.call(start)
+            recorder = await self._engine_loop.call(lambda engine: StepRecorder(engine, num_steps, done))
             try:
+                await self._engine_loop.call(lambda _: recorder.start())
                 async with asyncio.timeout(timeout_seconds):
                     await is_done.wait()
             except TimeoutError as error:
@@ -68,7 +63,7 @@ class StepProfiler:
                     f"{recorder.num_steps} of {num_steps} steps came in {timeout_seconds:g} seconds; send "
                     "requests meanwhile, or ask for fewer"
                 ) from error
-            finally:
+            finally:  # also for a caller that goes away before the engine has started
                 with suppress(EngineStoppedError):
                     await self._engine_loop.call(lambda _: recorder.stop())
             if recorder.has_failed:

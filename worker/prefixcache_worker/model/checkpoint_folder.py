@@ -46,7 +46,7 @@ class CheckpointFolder:
             return {}
         try:
             contents = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # too deep a nest, too
             raise ConfigError(f"{path}: not valid JSON ({error}); fetch the file again.") from error
         if not isinstance(contents, dict):
             raise ConfigError(f"{path}: not a JSON object; fetch the file again.")

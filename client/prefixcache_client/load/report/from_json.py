@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+
+_INT_LIMIT = 1 << 256
+_HALF_PAIR = re.compile(r"[\ud800-\udfff]")
 
 
 class JsonError(ValueError):
@@ -37,7 +42,10 @@ def _made(kind: Any, value: Any, name: str) -> Any:
     if origin is tuple and isinstance(value, list):
         return tuple([_made(inner[0], item, f"{name}[{i}]") for i, item in enumerate(value)])
     if origin is dict and isinstance(value, dict):
-        return {key: _made(inner[1], item, f"{name}.{key}") for key, item in value.items()}
+        return {
+            _made(str, key, f"a name in {name}"): _made(inner[1], item, f"{name}.{key}")
+            for key, item in value.items()
+        }
     if origin is UnionType:
         if value is None and NoneType in inner:
             return None
@@ -52,10 +60,21 @@ def _made(kind: Any, value: Any, name: str) -> Any:
 
 
 def _is_plain(kind: Any, value: Any) -> bool:
-    """JSON writes 1.0 as it likes, and to Python true is a number."""
-    if isinstance(value, bool):
-        return kind is bool
-    return isinstance(value, int | float if kind is float else kind) if isinstance(kind, type) else False
+    """JSON writes 1.0 as it likes, and to Python true is a number.
+
+    Numbers that no program of ours writes, and that arithmetic breaks on, are none; nor is text that cannot
+    be written again.
+    """
+    match value:
+        case bool():
+            return kind is bool
+        case float():
+            return kind is float and math.isfinite(value)
+        case int():
+            return kind in (int, float) and abs(value) < _INT_LIMIT
+        case str():
+            return kind is str and not _HALF_PAIR.search(value)
+    return False
 
 
 @cache

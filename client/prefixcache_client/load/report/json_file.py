@@ -12,6 +12,7 @@ from prefixcache_client.errors import PrefixCacheClientError
 from prefixcache_client.load.measurement import Measurement
 from prefixcache_client.load.report.from_json import JsonError, from_json
 from prefixcache_client.load.report.summary import Summary
+from prefixcache_client.read_json import read_json
 
 FORMAT = "prefixcache-measurement"
 VERSION = 1
@@ -37,7 +38,7 @@ def write_measurement(measurement: Measurement, summary: Summary, path: str) -> 
 def read_measurement(path: str) -> Measurement:
     """The measurement in a file that `write_measurement` wrote. Raises MeasurementFileError, OSError."""
     try:
-        content = json.loads(Path(path).read_bytes())
+        content = read_json(Path(path).read_bytes())
     except ValueError as error:  # no UTF-8, or no JSON
         raise MeasurementFileError(f"{path} is no report of `prefixcache bench`: {error}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:

@@ -13,21 +13,31 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from prefixcache_client.load.workloads.amount import Amount
 
 _Workload = TypeVar("_Workload")
+_MOST = 1e9
+"""Of any number: more could not be sent, and would take all memory before it is."""
 _METAVARS = {int: "N", float: "X", Amount: "AMOUNT", Path: "PATH"}
 
 
-def setting(help: str, *, default: Any = MISSING, least: float = 0, metavar: str | None = None) -> Any:
-    """A field of a workload that is also a flag. `least` bounds a number. Without default it is required."""
-    metadata = {"help": help, "least": least, "metavar": metavar}
+def setting(
+    help: str,
+    *,
+    default: Any = MISSING,
+    least: float = 0,
+    most: float = _MOST,
+    metavar: str | None = None,
+) -> Any:
+    """A field of a workload that is also a flag. `least` and `most` bound a number. Without default it is
+    required."""
+    metadata = {"help": help, "least": least, "most": most, "metavar": metavar}
     return field(default=default, metadata=metadata)
 
 
 def check_settings(workload: Any) -> None:
-    """Raise ValueError for a number below its bound."""
+    """Raise ValueError for a number beyond its bounds."""
     for name, a_field in _settings(type(workload)):
         value = getattr(workload, name)
         try:
-            _check(value, a_field.metadata["least"])
+            _check(value, a_field)
         except ValueError as error:
             raise ValueError(f"{name} {error}") from None
 
@@ -53,7 +63,7 @@ def add_workload_flags(parser: argparse.ArgumentParser, workload: type) -> None:
         else:
             group.add_argument(
                 flag,
-                type=_parser(kind, a_field.metadata["least"]),
+                type=_parser(kind, a_field),
                 required=is_required,
                 default=None if is_required else a_field.default,
                 metavar=a_field.metadata["metavar"] or _METAVARS[kind],
@@ -93,7 +103,7 @@ def _plain(hint: Any) -> Any:
     return hint
 
 
-def _parser(kind: Any, least: float) -> Callable[[str], Any]:
+def _parser(kind: Any, a_field: Field[Any]) -> Callable[[str], Any]:
     parse: Callable[[str], Any] = Amount.parse if kind == Amount else kind
 
     def parsed(text: str) -> Any:
@@ -104,7 +114,7 @@ def _parser(kind: Any, least: float) -> Callable[[str], Any]:
             message = f"must be {wanted}, got {text!r}" if wanted else str(error)
             raise argparse.ArgumentTypeError(message) from None
         try:
-            _check(value, least)
+            _check(value, a_field)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
         return value
@@ -112,7 +122,10 @@ def _parser(kind: Any, least: float) -> Callable[[str], Any]:
     return parsed
 
 
-def _check(value: Any, least: float) -> None:
+def _check(value: Any, a_field: Field[Any]) -> None:
+    least, most = a_field.metadata["least"], a_field.metadata["most"]
     is_amount, is_number = isinstance(value, Amount), isinstance(value, int | float)
     if (is_amount and not value.is_at_least(least)) or (is_number and not least <= value < math.inf):
         raise ValueError(f"must be at least {least:g}, got {value}")
+    if (is_amount and value.most > most) or (is_number and value > most):
+        raise ValueError(f"must be at most {most:,g}, got {value}")

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from prefixcache_client.errors import PrefixCacheClientError
 
 _LEAST_VOCABULARY = 16
+LONGEST_CONTEXT = 1 << 24
+"""Tokens: longer prompts would take all memory before a server could refuse them."""
 
 
 class PromptTooLongError(PrefixCacheClientError):
@@ -31,7 +33,7 @@ class Limits:
 
     vocabulary_size: int = 32_000
     context_length: int | None = None
-    """Prompt and answer together; None: not known."""
+    """Prompt and answer together; None: not known, and no longer than any model's that we know of."""
     block_size: int = 16
 
     @classmethod
@@ -51,17 +53,22 @@ class Limits:
 
     def fits(self, prompt_tokens: int, output_tokens: int) -> bool:
         """Whether both fit into the context, as far as that is known."""
-        return self.context_length is None or prompt_tokens + output_tokens <= self.context_length
+        return prompt_tokens + output_tokens <= self.most_tokens
 
     def require_room(
         self, what: str, prompt_tokens: int, output_tokens: int, *, remedy: str = "make it shorter"
     ) -> None:
         """Raise PromptTooLongError unless both fit. `remedy` is what a user can do about it."""
-        if self.context_length is not None and not self.fits(prompt_tokens, output_tokens):
+        if not self.fits(prompt_tokens, output_tokens):
             raise PromptTooLongError(
                 what,
                 prompt_tokens=prompt_tokens,
                 output_tokens=output_tokens,
-                context_length=self.context_length,
+                context_length=self.most_tokens,
                 remedy=remedy,
             )
+
+    @property
+    def most_tokens(self) -> int:
+        """Of prompt and answer together."""
+        return LONGEST_CONTEXT if self.context_length is None else self.context_length

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import csv
-import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from prefixcache_client.errors import PrefixCacheClientError
+
+_RATE_LIMIT = 1e15
+"""Requests in a window: sums of more would not be exact."""
 
 _SHIFT, _EXPONENT = 7.75, 4.1
 """A Zipf-Mandelbrot law: tenant k of 1, 2, ... makes a share in proportion to (k + shift) ** -exponent.
@@ -70,16 +74,26 @@ class TenantRates:
 def _rates(path: Path) -> list[float]:
     """The second column. Raises PrefixCacheClientError for what is no rate."""
     rates = []
-    with path.open(newline="", encoding="utf-8") as file:
-        for number, row in enumerate(csv.reader(file), 1):
+    # What is no UTF-8 is no number either, and is told with its line.
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        for number, row in enumerate(_rows(file, path), 1):
             try:
                 rate = float(row[1])
             except (IndexError, ValueError):
                 rate = -1.0
-            if not 0 <= rate < math.inf:
+            if not 0 <= rate < _RATE_LIMIT:
                 raise PrefixCacheClientError(
                     f"{path}:{number}: the second column is the window's rate, a number of at least 0, "
                     f"not {row[1] if len(row) > 1 else 'missing'!r}"
                 )
             rates.append(rate)
     return rates
+
+
+def _rows(file: TextIO, path: Path) -> Iterator[list[str]]:
+    """The lines of a table. Raises PrefixCacheClientError for one that none has been made of."""
+    reader = csv.reader(file)
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise PrefixCacheClientError(f"{path}:{reader.line_num}: no line of a table: {error}") from None

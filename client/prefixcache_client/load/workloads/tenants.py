@@ -33,12 +33,17 @@ class Tenants:
         default=None,
     )
     tenants: int | None = setting(
-        f"only those who ask most (default: all of the recording, or {_NUM_TENANTS})", default=None, least=1
+        f"only those who ask most (default: all of the recording, or {_NUM_TENANTS})",
+        default=None,
+        least=1,
+        most=1e6,
     )
     first_window: int = setting("where in the recording to begin", default=0)
     num_windows: int | None = setting("windows to repeat (default: all that follow)", default=None, least=1)
     window_seconds: float = setting("how long a window becomes", default=600.0, least=1e-3)
-    mean_rate: float = setting("requests a second, on average of all windows", default=4.0, least=1e-6)
+    mean_rate: float = setting(
+        "requests a second, on average of all windows", default=4.0, least=1e-6, most=1e5
+    )
     prefix_tokens: Amount = setting("tokens of a tenant's system prompt", default=Amount.fixed(512), least=1)
     suffix_tokens: Amount = setting("tokens behind it", default=Amount.fixed(64), least=1)
     output_tokens: Amount = setting("tokens to generate", default=Amount.fixed(32), least=1)

@@ -13,7 +13,7 @@ from prefixcache.replay import DEFAULT_NAME, LeftOut, TraceError, TraceRequest, 
 from prefixcache_client.errors import PrefixCacheClientError
 from prefixcache_client.load.session import Session, Turn
 from prefixcache_client.load.workloads.flags import check_settings, describe, setting
-from prefixcache_client.load.workloads.limits import Limits
+from prefixcache_client.load.workloads.limits import LONGEST_CONTEXT, Limits
 from prefixcache_client.load.workloads.prompts import PromptForm, Prompts
 from prefixcache_client.load.workloads.recorded_prompts import RecordedPrompts
 
@@ -72,7 +72,7 @@ class RecordedTrace:
             what = f"prompt {num_requests} of {trace.name}"
             num_prompt_tokens = recorded.num_tokens(request)
             num_output_tokens = self._num_output_tokens(request)
-            if self.clip:
+            if self.clip and num_prompt_tokens <= LONGEST_CONTEXT:  # else it could not even be made
                 num_clipped += not limits.fits(num_prompt_tokens, num_output_tokens)
             else:
                 limits.require_room(what, num_prompt_tokens, num_output_tokens, remedy=_REMEDY)
@@ -99,9 +99,8 @@ class RecordedTrace:
         for request in islice(trace, self.limit):
             tokens, num_output_tokens = recorded.tokens(request), self._num_output_tokens(request)
             if not self.limits.fits(len(tokens), num_output_tokens):
-                assert self.limits.context_length is not None
-                num_output_tokens = min(num_output_tokens, self.limits.context_length // 2)
-                tokens = tokens[: self.limits.context_length - num_output_tokens]
+                num_output_tokens = min(num_output_tokens, self.limits.most_tokens // 2)
+                tokens = tokens[: self.limits.most_tokens - num_output_tokens]
             tenant = request.namespace.tenant
             yield Session(
                 turns=(Turn(prompt=prompts.opening((), tokens), max_tokens=num_output_tokens),),

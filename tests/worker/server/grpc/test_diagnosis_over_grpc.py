@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
@@ -22,7 +23,7 @@ from prefixcache_client import (
     StepRecord,
     UnavailableError,
 )
-from prefixcache_worker.diagnosis import machine_speed
+from prefixcache_worker.diagnosis import diagnosis, machine_speed
 from prefixcache_worker.diagnosis.step_record import StepFault as WorkerFault
 from prefixcache_worker.server.grpc import diagnosis_servicer
 
@@ -191,6 +192,34 @@ async def test_the_machine_is_measured(client: AsyncClient, monkeypatch: pytest.
     assert speed.read_bytes_per_second > 0
     assert [layout.order for layout in speed.layouts] == ["layer-first", "head-first"]
     assert all(layout.seconds > 0 for layout in speed.layouts)
+
+
+async def test_who_gives_up_waiting_to_measure_costs_the_engine_nothing(
+    worker: ServedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is computed while the machine is measured: an impatient caller must not stop the engine too."""
+    measured: list[int] = []
+    is_busy, may_go_on = threading.Event(), threading.Event()
+
+    def measure(store: object, attention: object, *, num_rows: int) -> machine_speed.MachineSpeed:
+        measured.append(num_rows)
+        is_busy.set()
+        assert may_go_on.wait(30)
+        return machine_speed.MachineSpeed(1.0, {})
+
+    monkeypatch.setattr(diagnosis, "measure_machine", measure)
+    looks = worker.worker.diagnosis
+    first = asyncio.create_task(looks.measure_machine(16))
+    await asyncio.to_thread(is_busy.wait, 30)
+    impatient = [asyncio.create_task(looks.measure_machine(num_rows)) for num_rows in (17, 18, 19)]
+    await asyncio.sleep(0)
+    for task in impatient:
+        task.cancel()
+    may_go_on.set()
+    await first
+    await asyncio.gather(*impatient, return_exceptions=True)
+    await worker.worker.engine_loop.call(lambda engine: None)
+    assert measured == [16]
 
 
 async def test_bounds_are_named(client: AsyncClient) -> None:
