@@ -72,7 +72,7 @@ def test_a_file_is_not_overwritten_by_accident(
     path = tmp_path / "before.json"
     path.write_text("precious")
     assert record(path, [], arguments) == 1
-    assert "exists; name another file, or overwrite it with --force" in capsys.readouterr().err
+    assert "exists: name another file, or replace it with --force" in capsys.readouterr().err
     assert path.read_text() == "precious"
 
 

@@ -185,6 +185,18 @@ def add_json(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def add_force(parser: argparse._ActionsContainer) -> None:
+    """`--force`, for `require_new_files`."""
+    parser.add_argument("--force", action="store_true", help="replace files that exist")
+
+
+def require_new_files(arguments: argparse.Namespace, *paths: str | None) -> None:
+    """Raise PrefixCacheClientError for a report file that exists, unless `add_force` read that it may go."""
+    for path in paths:
+        if path not in (None, "-") and os.path.exists(path) and not arguments.force:
+            raise PrefixCacheClientError(f"{path} exists: name another file, or replace it with --force")
+
+
 def text(value: str) -> str:
     """A text that a message can hold."""
     try:

@@ -19,7 +19,6 @@ from prefixcache_client.command_line import arguments as common
 from prefixcache_client.command_line.baseline_tables import comparison_table, recording_table
 from prefixcache_client.command_line.output import console, write_result
 from prefixcache_client.command_line.serve import require_worker
-from prefixcache_client.errors import PrefixCacheClientError
 from prefixcache_client.worker_process import WITHOUT_KEYS, WorkerProcess, sigterm_unwinds
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def add_parser(subparsers: Subparsers) -> None:
         " nothing else to do; needs an admin.",
     )
     record.add_argument("file", type=common.file_path, metavar="FILE", help="where to write the baseline")
-    record.add_argument("--force", action="store_true", help="overwrite the file if it is there")
+    common.add_force(record)
     record.add_argument(
         "--target",
         type=common.address,
@@ -81,13 +80,12 @@ def add_parser(subparsers: Subparsers) -> None:
     comparing.add_argument("before", type=Path, metavar="BEFORE")
     comparing.add_argument("after", type=Path, metavar="AFTER")
     common.add_json(comparing)
+    common.add_force(comparing)
     comparing.set_defaults(run=_compare)
 
 
 def _record(arguments: argparse.Namespace) -> int:
-    path = Path(arguments.file)
-    if path.exists() and not arguments.force:
-        raise PrefixCacheClientError(f"{path} exists; name another file, or overwrite it with --force")
+    common.require_new_files(arguments, arguments.file)
     if arguments.target is not None and arguments.worker:
         arguments.error("--worker: its arguments are for a worker that is started, not for --target")
     screen = console(stderr=True)
@@ -104,7 +102,7 @@ def _record(arguments: argparse.Namespace) -> int:
             address = worker.wait_ready(timeout_seconds=_START_TIMEOUT_SECONDS)
             progress.remove_task(start)
         recording = asyncio.run(_measure(address, arguments, progress))
-    recording.write(path)
+    recording.write(Path(arguments.file))
     console().print(recording_table(recording))
     return 0
 
@@ -123,6 +121,7 @@ async def _measure(address: str, arguments: argparse.Namespace, progress: Progre
 
 
 def _compare(arguments: argparse.Namespace) -> int:
+    common.require_new_files(arguments, arguments.json)
     before, after = (read_recording(path) for path in (arguments.before, arguments.after))
     comparison = compare(before, after)
     write_result(comparison.as_json(), arguments.json, lambda _: comparison_table(comparison))

@@ -11,7 +11,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prefixcache_client.command_line import arguments as common
@@ -84,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises PrefixCacheClientError, after the report, when a request failed; of a ramp, when all did.
     """
     check_load_flags(arguments)
-    _require_new_files(arguments)
+    common.require_new_files(arguments, arguments.json, arguments.csv, arguments.html)
     try:
         measurement, arrivals, refusals = asyncio.run(_measure(arguments))
     except asyncio.CancelledError:  # the second Ctrl-C
@@ -167,7 +166,7 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
     common.add_json(group)
     group.add_argument("--csv", type=common.file_path, metavar="FILE", help="a line for each request")
     group.add_argument("--html", type=common.file_path, metavar="FILE", help="one page with charts")
-    group.add_argument("--force", action="store_true", help="replace files that exist")
+    common.add_force(group)
 
 
 def slo(value: str) -> Slo:
@@ -179,13 +178,6 @@ def slo(value: str) -> Slo:
             raise argparse.ArgumentTypeError(f"must be of first-token=S,per-token=S,total=S, got {value!r}")
         limits[_SLO_FIELDS[name]] = positive(seconds)
     return Slo(**limits)
-
-
-def _require_new_files(arguments: argparse.Namespace) -> None:
-    """Raise PrefixCacheClientError for a report file that exists, unless it may be replaced."""
-    for path in (arguments.json, arguments.csv, arguments.html):
-        if path not in (None, "-") and Path(path).exists() and not arguments.force:
-            raise PrefixCacheClientError(f"{path} exists: name another file, or replace it with --force")
 
 
 def _report(arguments: argparse.Namespace, measurement: Measurement, arrivals: Arrivals) -> None:

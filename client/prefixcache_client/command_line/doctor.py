@@ -69,6 +69,7 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="FILE",
         help="write the profile of step 4 for chrome://tracing or ui.perfetto.dev, such as trace.json.gz",
     )
+    common.add_force(parser)
     common.add_tls(parser)
     common.add_api_key(parser)
     parser.add_argument(
@@ -92,6 +93,7 @@ def _add_verify(subparsers: Subparsers) -> None:
     parser.add_argument("before", metavar="BEFORE.json", help="what doctor --json wrote before the fix")
     parser.add_argument("after", metavar="AFTER.json", help="and after it")
     common.add_json(parser)
+    common.add_force(parser)
     parser.set_defaults(run=run_verify)
 
 
@@ -105,6 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.error("no step is left")
     if arguments.trace is not None and not steps & PROFILED_STEPS:
         arguments.error("--trace is written in step 4, which is left out")
+    common.require_new_files(arguments, arguments.json, arguments.trace)
     with ExitStack() as stack:
         stack.enter_context(sigterm_unwinds())
         screen = console(stderr=arguments.json == "-")
@@ -124,6 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def run_verify(arguments: argparse.Namespace) -> int:
     """Compare two reports."""
+    common.require_new_files(arguments, arguments.json)
     verification = verify(load_report(arguments.before), load_report(arguments.after))
     write_result(verification, arguments.json, verification_view)
     return 0 if verification.holds else EXIT_FINDINGS
