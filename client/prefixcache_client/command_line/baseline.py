@@ -88,6 +88,10 @@ def _record(arguments: argparse.Namespace) -> int:
     common.require_new_files(arguments, arguments.file)
     if arguments.target is not None and arguments.worker:
         arguments.error("--worker: its arguments are for a worker that is started, not for --target")
+    if arguments.target is None and common.tls(arguments) is not None:
+        arguments.error(
+            "--tls and its files are for a --target: the worker that is started has no encryption"
+        )
     screen = console(stderr=True)
     with ExitStack() as stack:
         progress = stack.enter_context(

@@ -101,6 +101,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Examine, show the report, and say by the exit status whether something is wrong."""
     if arguments.target is not None and (arguments.model is not None or arguments.worker):
         arguments.error("--target is a worker that runs already: leave out --model and --worker")
+    if arguments.target is None and common.tls(arguments) is not None:
+        arguments.error(
+            "--tls and its files are for a --target: the worker that is started has no encryption"
+        )
     only = arguments.only or STEPS.values()
     steps = {_STEP_NUMBERS[name] for name in only} - {_STEP_NUMBERS[name] for name in arguments.skip or ()}
     if not steps:
