@@ -12,7 +12,7 @@ from support.virtual_time import run_in_virtual_time
 
 from prefixcache_client.command_line.ramp_table import ramp_table
 from prefixcache_client.load.measurement import Measurement
-from prefixcache_client.load.ramp import Ramp
+from prefixcache_client.load.ramp import Ramp, RampStep
 from prefixcache_client.load.report.slo import Slo
 from prefixcache_client.load.runner import Runner
 from prefixcache_client.load.target import Answered
@@ -92,6 +92,17 @@ def test_the_last_rate_is_reached_in_spite_of_rounding() -> None:
     measurement = send(ramp, ScriptedTarget())
 
     assert [step.rate for step in ramp.steps(measurement.results)] == pytest.approx([0.1, 0.2, 0.3])
+
+
+@pytest.mark.parametrize(
+    ("num_offered", "num_kept", "is_kept_up"),
+    [(100, 90, True), (100, 89, True), (100, 88, False), (1, 0, True), (3, 1, False), (0, 0, True)],
+)
+def test_a_rate_is_kept_up_with_when_the_share_is_but_for_one_request(
+    num_offered: int, num_kept: int, is_kept_up: bool
+) -> None:
+    step = RampStep(10.0, num_offered=num_offered, num_kept=num_kept)
+    assert step.is_at_least(0.9) is is_kept_up
 
 
 @pytest.mark.parametrize(
