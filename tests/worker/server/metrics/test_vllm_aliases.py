@@ -47,6 +47,12 @@ async def test_what_a_router_scrapes():
         ):
             assert values[f"{name}_seconds_count",] == 3
         assert values["inter_token_latency_seconds_count",] == 9
+        prefill, decode, total = (
+            values[f"{name}_seconds_sum",]
+            for name in ("request_prefill_time", "request_decode_time", "time_to_first_token")
+        )
+        assert prefill != decode
+        assert prefill <= total, "of it, what was waited for in the queue is left out"
         assert values["request_success_total",] == 3
         assert values["iteration_tokens_total_sum",] == 201 + 9
 
