@@ -57,6 +57,8 @@ def busy(worker: FakeWorker) -> FakeWorker:
     worker.stats.blocks.free = 3936
     worker.stats.blocks.live_unshared = 128
     worker.stats.tokens.generated = 40
+    worker.stats.evictions.add(cause="other_request", num_blocks=1200)
+    worker.stats.evictions.add(cause="ceiling", num_blocks=0)
     worker.stats.latencies.add(name="first_token", count=9, p50_seconds=0.2, p90_seconds=0.4, p99_seconds=1.5)
     worker.live.requests.extend([DECODING, WAITING])
     worker.nodes.extend(NODES)
@@ -106,6 +108,7 @@ def test_one_frame_shows_pool_requests_latencies_and_prefixes(
         "4,096 blocks: 64 held by requests (64.0 MiB), 96 cached, 3,936 empty; "
         "without sharing the requests would hold 128" in lines
     )
+    assert "left the cache since the start: 1,200 other request" in lines
     assert "requests: 1 running, 1 waiting" in lines
     assert "one[bold]\ufffd x2 acme decoding 1,200 75.0 % 11 76 56 1.25 s" in lines
     assert "first token 200 ms 400 ms 1.50 s" in lines
@@ -132,10 +135,13 @@ def test_rates_are_those_between_two_readings(busy: FakeWorker) -> None:
         busy.stats.tokens.prompt += 10
         busy.stats.tokens.cached += 4
         busy.stats.tokens.generated += 50
+        busy.stats.evictions[1].num_blocks += 3
         after = replace(read(client), seconds=102.0)
     lines = drawn(after, before)
     assert "40.0 % in the last 2.00 s" in lines
     assert "generated 25 tokens per second" in lines
+    assert "left the cache since the last look: 3 ceiling" in lines
+    assert "left the cache since the last look: nothing" in drawn(after, replace(after, seconds=100.0))
 
 
 def test_a_worker_that_is_not_there_is_named_in_one_sentence(

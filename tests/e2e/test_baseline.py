@@ -91,6 +91,7 @@ def test_a_target_that_is_not_there_is_one_sentence(
     [
         (["--rounds", "1"], "must be at least 2: one value has no spread"),
         (["--scenarios", "tall"], "must be some of short, single;"),
+        (["--tls"], "are for a --target"),
         (
             ["--target", "127.0.0.1:9", "--worker", "--kv-blocks", "9"],
             "for a worker that is started, not for --target",

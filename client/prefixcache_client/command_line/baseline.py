@@ -77,6 +77,7 @@ def add_parser(subparsers: Subparsers) -> None:
     comparing.add_argument("before", type=Path, metavar="BEFORE")
     comparing.add_argument("after", type=Path, metavar="AFTER")
     common.add_json(comparing)
+    common.add_force(comparing)
     comparing.set_defaults(run=_compare)
 
 
@@ -84,6 +85,10 @@ def _record(arguments: argparse.Namespace) -> int:
     common.require_new_files(arguments, arguments.file)
     if arguments.target is not None and arguments.worker:
         arguments.error("--worker: its arguments are for a worker that is started, not for --target")
+    if arguments.target is None and common.tls(arguments) is not None:
+        arguments.error(
+            "--tls and its files are for a --target: the worker that is started has no encryption"
+        )
     screen = console(stderr=True)
     with ExitStack() as stack:
         progress = stack.enter_context(
@@ -114,6 +119,7 @@ async def _measure(address: str, arguments: argparse.Namespace, progress: Progre
 
 
 def _compare(arguments: argparse.Namespace) -> int:
+    common.require_new_files(arguments, arguments.json)
     before, after = (read_recording(path) for path in (arguments.before, arguments.after))
     comparison = compare(before, after)
     write_result(comparison.as_json(), arguments.json, lambda _: comparison_table(comparison))

@@ -30,11 +30,13 @@ def add_parser(loads: Subparsers) -> None:
         help="of the random draws that the intervals come from (default: %(default)s)",
     )
     common.add_json(parser)
+    common.add_force(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the comparison. Whatever it shows, it worked."""
+    common.require_new_files(arguments, arguments.json)
     # They load numpy, which would make every other command slower to start.
     from prefixcache_client.load.report.compare import compare
     from prefixcache_client.load.report.comparison_view import comparison_view

@@ -67,6 +67,7 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="FILE",
         help="write the profile of step 4 for chrome://tracing or ui.perfetto.dev, such as trace.json.gz",
     )
+    common.add_force(parser)
     common.add_tls(parser)
     common.add_api_key(parser)
     parser.add_argument(
@@ -90,6 +91,7 @@ def _add_verify(subparsers: Subparsers) -> None:
     parser.add_argument("before", metavar="BEFORE.json", help="what doctor --json wrote before the fix")
     parser.add_argument("after", metavar="AFTER.json", help="and after it")
     common.add_json(parser)
+    common.add_force(parser)
     parser.set_defaults(run=run_verify)
 
 
@@ -97,12 +99,17 @@ def run(arguments: argparse.Namespace) -> int:
     """Examine, show the report, and say by the exit status whether something is wrong."""
     if arguments.target is not None and (arguments.model is not None or arguments.worker):
         arguments.error("--target is a worker that runs already: leave out --model and --worker")
+    if arguments.target is None and common.tls(arguments) is not None:
+        arguments.error(
+            "--tls and its files are for a --target: the worker that is started has no encryption"
+        )
     only = arguments.only or STEPS.values()
     steps = {_STEP_NUMBERS[name] for name in only} - {_STEP_NUMBERS[name] for name in arguments.skip or ()}
     if not steps:
         arguments.error("no step is left")
     if arguments.trace is not None and not steps & PROFILED_STEPS:
         arguments.error("--trace is written in step 4, which is left out")
+    common.require_new_files(arguments, arguments.json, arguments.trace)
     with ExitStack() as stack:
         screen = console(stderr=arguments.json == "-")
         status = stack.enter_context(screen.status("starting a worker"))
@@ -119,6 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def run_verify(arguments: argparse.Namespace) -> int:
     """Compare two reports."""
+    common.require_new_files(arguments, arguments.json)
     verification = verify(load_report(arguments.before), load_report(arguments.after))
     write_result(verification, arguments.json, verification_view)
     return 0 if verification.holds else EXIT_FINDINGS

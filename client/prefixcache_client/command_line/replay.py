@@ -84,6 +84,7 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="FILE",
         help="draw the hit ratio against the size: .png or .svg",
     )
+    common.add_force(parser)
     parser.set_defaults(run=run)
 
 
@@ -92,6 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises KeyboardInterrupt then.
     """
+    common.require_new_files(arguments, arguments.json, arguments.csv, arguments.picture)
     if arguments.picture is not None:
         require_matplotlib()
     left_out = LeftOut()

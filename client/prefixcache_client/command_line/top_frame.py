@@ -44,7 +44,7 @@ def draw_frame(now: Reading, before: Reading | None) -> RenderableType:
     head.append(f"{now.address}  {printable(now.model.name)} on {printable(now.model.device)}", style="dim")
     parts: list[RenderableType] = [head, Text(), _totals(now, before), Text()]
     if now.stats is not None:
-        parts += [_pool(now.stats.blocks), Text()]
+        parts += [_pool(now.stats.blocks), _evictions(now.stats, before), Text()]
     parts += [_requests(now.live), Text()]
     if now.stats is not None and now.stats.latencies:
         parts += [_latencies(now.stats.latencies), Text()]
@@ -98,6 +98,19 @@ def _pool(blocks: BlockStats) -> Group:
     if blocks.live_unshared > blocks.live:
         words.append(f"; without sharing the requests would hold {blocks.live_unshared:,}")
     return Group(bar, words)
+
+
+def _evictions(stats: Stats, before: Reading | None) -> Text:
+    """Blocks that left the cache, by cause: since the reading before, or since the start."""
+    earlier = before.stats.evictions if before is not None and before.stats is not None else ()
+    num_before = {eviction.cause: eviction.num_blocks for eviction in earlier}
+    left = [
+        f"{num_left:,} {eviction.cause.replace('_', ' ')}"
+        for eviction in stats.evictions
+        if (num_left := eviction.num_blocks - num_before.get(eviction.cause, 0)) > 0
+    ]
+    since = "since the start" if before is None else "since the last look"
+    return Text(f"      left the cache {since}: {', '.join(left) or 'nothing'}")
 
 
 def _requests(live: LiveRequests) -> RenderableType:

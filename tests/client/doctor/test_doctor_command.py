@@ -148,6 +148,7 @@ def test_the_json_and_the_trace_are_written(examined, worker, tmp_path: Path, ca
         ["--only", "7"],
         ["--only", "1", "--skip", "2"],
         ["--target", "nowhere"],
+        ["--tls-ca", "ca.pem"],
         ["--only", "3", "--trace", "trace.json.gz"],
     ],
 )

@@ -11,7 +11,7 @@ from support.scripted_target import ListedWorkload, ScriptedTarget, one_turn
 from support.virtual_time import run_in_virtual_time
 
 from prefixcache_client.load.measurement import Measurement
-from prefixcache_client.load.ramp import Ramp, RampOutcome
+from prefixcache_client.load.ramp import Ramp, RampOutcome, RampStep
 from prefixcache_client.load.report.slo import Slo
 from prefixcache_client.load.report.summary import summarize
 from prefixcache_client.load.report.tables import whole_tables
@@ -107,6 +107,17 @@ def test_a_ramp_that_was_broken_off_at_once_has_no_table() -> None:
     summary = summarize(measurement, Slo(), ramp=ramp)
     assert summary.ramp == RampOutcome(steps=(), knee=None)
     assert "Ramp" not in [table.title for table in whole_tables(summary)]
+
+
+@pytest.mark.parametrize(
+    ("num_offered", "num_kept", "is_kept_up"),
+    [(100, 90, True), (100, 89, True), (100, 88, False), (1, 0, True), (3, 1, False), (0, 0, True)],
+)
+def test_a_rate_is_kept_up_with_when_the_share_is_but_for_one_request(
+    num_offered: int, num_kept: int, is_kept_up: bool
+) -> None:
+    step = RampStep(rate=10.0, num_offered=num_offered, num_kept=num_kept)
+    assert step.is_at_least(0.9) is is_kept_up
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from fractions import Fraction
 from typing import Any
 
@@ -121,11 +121,10 @@ def test_a_good_answer_keeps_every_limit() -> None:
 
 
 def test_an_answer_without_a_token_is_held_to_the_first_tokens_limit_by_its_end() -> None:
-    empty = answered(first_token_seconds=None, output_tokens=0)
-    slow = failed("x", seconds=1.0)
+    empty = replace(answered(first_token_seconds=None, output_tokens=0), ended=1.0)
 
-    assert Slo(first_token_seconds=0.0).is_kept(empty)
-    assert not Slo(first_token_seconds=2.0).is_kept(slow)
+    assert Slo(first_token_seconds=1.0).is_kept(empty)
+    assert not Slo(first_token_seconds=0.99).is_kept(empty)
 
 
 def test_without_limits_there_is_no_goodput() -> None:

@@ -36,6 +36,16 @@ def test_requests_in_flight_are_an_average_over_time() -> None:
     assert only.in_flight == 5.0
 
 
+def test_the_first_interval_starts_with_the_first_planned_moment() -> None:
+    """Which need not be that of the load: gaps of a Poisson process come first."""
+    results = [answered(planned=8.0 + i / 5, first_token_seconds=0.1) for i in range(20)]
+
+    first, second = timeline(measurement(results, seconds=4.0))
+
+    assert (first.start, second.end) == (0.0, 4.0)
+    assert (first.planned_per_second, second.planned_per_second) == (5.0, 5.0)
+
+
 @given(any_measurements())
 def test_nothing_is_lost_or_counted_twice(whole: Measurement) -> None:
     intervals = timeline(whole)

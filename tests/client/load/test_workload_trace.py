@@ -74,6 +74,14 @@ def test_the_recorded_length_ends_inside_the_last_block_or_behind_it(tmp_path: P
     assert [session.tenant for session in sessions] == [None] * 3
 
 
+def test_times_count_from_the_first_request(tmp_path: Path) -> None:
+    path = write_lines(
+        tmp_path / "t", *(OWN | {"t": t, "hash_ids": [1]} for t in (1_700_000_000, 1_700_000_003))
+    )
+    workload = RecordedTrace(trace=path, time_scale=0.5).fitted_to(SERVER)
+    assert [session.seconds for session in workload.sessions()] == [0, 1.5]
+
+
 def test_what_another_model_has_is_different(tmp_path: Path) -> None:
     lines = [OWN | {"t": 0, "hash_ids": [1, 2], "model": model} for model in ("a", "b", "a")]
     one, other, same = prompts(RecordedTrace(trace=write_lines(tmp_path / "t", *lines)).fitted_to(SERVER))

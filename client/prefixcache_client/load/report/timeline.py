@@ -16,7 +16,7 @@ _REQUESTS_PER_INTERVAL = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """From `start` to `end`, in seconds since the load began."""
+    """From `start` to `end`, in seconds since the first planned moment."""
 
     start: float
     end: float
@@ -35,7 +35,7 @@ class Interval:
 
 
 def timeline(measurement: Measurement) -> tuple[Interval, ...]:
-    """Intervals of one length from the beginning to the end; none when it took no time.
+    """Intervals of one length from the first planned moment to the last end; none when it took no time.
 
     O(tokens + requests * intervals that one is in flight).
     """
@@ -43,17 +43,19 @@ def timeline(measurement: Measurement) -> tuple[Interval, ...]:
     if not results or seconds <= 0:
         return ()
     num_intervals = min(max(len(results) // _REQUESTS_PER_INTERVAL, 1), _MOST_INTERVALS)
-    counts = _Counts(num_intervals, seconds / num_intervals)
+    begin = min(result.planned for result in results)
+    counts = _Counts(num_intervals, seconds / num_intervals, begin)
     for result in results:
         counts.add(result)
     return tuple(counts.interval(i) for i in range(num_intervals))
 
 
 class _Counts:
-    """Sums for each interval."""
+    """Sums for each interval. The first one starts at `begin`."""
 
-    def __init__(self, num_intervals: int, length: float) -> None:
+    def __init__(self, num_intervals: int, length: float, begin: float) -> None:
         self._length = length
+        self._begin = begin
         self._last = num_intervals - 1
         self._planned: list[list[RequestResult]] = [[] for _ in range(num_intervals)]
         self._answered = [0] * num_intervals
@@ -69,7 +71,8 @@ class _Counts:
         for moment in moments:
             self._tokens[self._index(moment)] += result.output_tokens / len(moments)
         for i in range(self._index(result.sent), self._index(result.ended) + 1):
-            inside = min(result.ended, (i + 1) * self._length) - max(result.sent, i * self._length)
+            start = self._begin + i * self._length
+            inside = min(result.ended, start + self._length) - max(result.sent, start)
             self._seconds_in_flight[i] += max(inside, 0.0)
 
     def interval(self, i: int) -> Interval:
@@ -89,7 +92,7 @@ class _Counts:
         )
 
     def _index(self, moment: float) -> int:
-        return min(max(int(moment / self._length), 0), self._last)
+        return min(max(int((moment - self._begin) / self._length), 0), self._last)
 
 
 def _message_moments(result: RequestResult) -> list[float]:

@@ -24,6 +24,7 @@ _REMEDY = "clip what is too long (--clip), or scale all lengths down (--length-s
 class RecordedTrace:
     """The requests of a trace that `prefixcache replay` reads, at their times and in their lengths.
 
+    Times count from the first request, as a part of a recording need not begin at 0.
     `length_scale` makes blocks longer or shorter, and answers with them: what share of a prompt other prompts
     share stays as it was.
     """
@@ -96,7 +97,10 @@ class RecordedTrace:
         trace = read_trace(self.trace, on_broken=LeftOut() if self.skip_broken else None)
         prompts = Prompts(self.prompt_form, self.limits, self.seed)
         recorded = RecordedPrompts(trace, prompts, self.length_scale)
+        first_seconds: float | None = None
         for request in islice(trace, self.limit):
+            if first_seconds is None:
+                first_seconds = request.arrival_seconds
             tokens, num_output_tokens = recorded.tokens(request), self._num_output_tokens(request)
             if not self.limits.fits(len(tokens), num_output_tokens):
                 num_output_tokens = min(num_output_tokens, self.limits.most_tokens // 2)
@@ -105,7 +109,7 @@ class RecordedTrace:
             yield Session(
                 turns=(Turn(prompt=prompts.opening((), tokens), max_tokens=num_output_tokens),),
                 tenant=None if tenant == DEFAULT_NAME else tenant,
-                seconds=request.arrival_seconds * self.time_scale,
+                seconds=(request.arrival_seconds - first_seconds) * self.time_scale,
                 public_tokens=prompts.public_tokens(min(recorded.num_public_tokens(request), len(tokens))),
             )
 

@@ -47,8 +47,23 @@ async def test_what_a_router_scrapes():
         ):
             assert values[f"{name}_seconds_count",] == 3
         assert values["inter_token_latency_seconds_count",] == 9
+        prefill, decode, total = (
+            values[f"{name}_seconds_sum",]
+            for name in ("request_prefill_time", "request_decode_time", "time_to_first_token")
+        )
+        assert prefill != decode
+        assert prefill <= total, "of it, what was waited for in the queue is left out"
         assert values["request_success_total",] == 3
         assert values["iteration_tokens_total_sum",] == 201 + 9
+
+
+async def test_what_came_back_from_a_tier_is_no_hit_of_the_pool():
+    async with busy_worker(metrics_aliases="vllm", num_rounds=2) as worker:
+        values, tokens = await aliases(worker), (await worker.stats()).tokens
+    assert tokens.restored > 0, "the prompts of the second round were evicted to the tier by the first"
+    assert values["prompt_tokens_by_source_total", "external_kv_transfer"] == tokens.restored
+    assert values["prompt_tokens_by_source_total", "local_cache_hit"] == tokens.cached - tokens.restored
+    assert values["prompt_tokens_by_source_total", "local_compute"] == tokens.computed
 
 
 async def test_b137_who_bypasses_the_cache_asks_nothing_of_it():
