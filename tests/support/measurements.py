@@ -27,7 +27,7 @@ def answered(
     late: float = 0.0,
     first_token_seconds: float | None = 0.5,
     gaps: Sequence[float] = (),
-    prompt_tokens: int = 100,
+    prompt_tokens: int | None = 100,
     cached_tokens: int | None = None,
     output_tokens: int | None = None,
 ) -> RequestResult:

@@ -48,13 +48,14 @@ class SseAnswer:
         usage = self._usage or {}
         details = usage.get("prompt_tokens_details")
         moments = self._moments
+        told_tokens = _count(usage, "prompt_tokens", None)
         is_ids = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], int)
         return Answered(
             first_token=moments[0] if moments else None,
             token_gaps=token_gaps(moments),
             text="".join(self._texts),
             token_ids=(),
-            prompt_tokens=_count(usage, "prompt_tokens", len(prompt) if is_ids else 0),
+            prompt_tokens=len(prompt) if told_tokens is None and is_ids else told_tokens,
             cached_tokens=_count(details, "cached_tokens", None) if isinstance(details, dict) else None,
             output_tokens=_count(usage, "completion_tokens", len(moments)),
         )

@@ -155,7 +155,7 @@ async def test_what_a_server_does_not_tell_is_not_made_up() -> None:
     assert (told.prompt_tokens, told.cached_tokens, told.output_tokens) == (7, None, 3)
     assert (untold.prompt_tokens, untold.cached_tokens, untold.output_tokens) == (3, None, 2)
     assert len(untold.token_gaps) == 1
-    assert (odd.prompt_tokens, odd.cached_tokens, odd.output_tokens) == (0, None, 1)
+    assert (odd.prompt_tokens, odd.cached_tokens, odd.output_tokens) == (None, None, 1)
 
 
 async def test_cached_tokens_and_thoughts_are_read_where_they_are() -> None:

@@ -84,6 +84,19 @@ def test_throughput_counts_answers_over_the_whole_time() -> None:
     assert (summary.num_requests, summary.num_answered, summary.failures) == (3, 2, {"429": 1})
 
 
+def test_prompt_tokens_that_no_server_told_are_no_figure() -> None:
+    """Text to a server without usage: nobody knows its tokens, and 0 would be a wrong answer."""
+    untold = summarize(measurement([answered(prompt_tokens=None)], seconds=2.0), NO_LIMITS)
+    partly = summarize(
+        measurement([answered(prompt_tokens=None), answered(prompt_tokens=30)], seconds=2.0), NO_LIMITS
+    )
+
+    assert untold.throughput is not None
+    assert (untold.tokens.prompt, untold.throughput.prompt_tokens_per_second) == (None, None)
+    assert partly.throughput is not None
+    assert (partly.tokens.prompt, partly.throughput.prompt_tokens_per_second) == (30, 15.0)
+
+
 def test_failures_are_counted_by_code_the_most_frequent_first() -> None:
     summary = summarize(measurement([failed("A"), failed("B"), failed("B")]), NO_LIMITS)
 
