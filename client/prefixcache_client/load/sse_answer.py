@@ -6,7 +6,7 @@ import json
 from typing import Any, TypeVar
 
 from prefixcache_client.load.target import Answered, Refused, token_gaps
-from prefixcache_client.messages import Prompt
+from prefixcache_client.messages import Prompt, is_token_ids
 
 _Untold = TypeVar("_Untold", int, None)
 
@@ -49,13 +49,12 @@ class SseAnswer:
         details = usage.get("prompt_tokens_details")
         moments = self._moments
         told_tokens = _count(usage, "prompt_tokens", None)
-        is_ids = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], int)
         return Answered(
             first_token=moments[0] if moments else None,
             token_gaps=token_gaps(moments),
             text="".join(self._texts),
             token_ids=(),
-            prompt_tokens=len(prompt) if told_tokens is None and is_ids else told_tokens,
+            prompt_tokens=len(prompt) if told_tokens is None and is_token_ids(prompt) else told_tokens,
             cached_tokens=_count(details, "cached_tokens", None) if isinstance(details, dict) else None,
             output_tokens=_count(usage, "completion_tokens", len(moments)),
         )

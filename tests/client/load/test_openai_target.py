@@ -193,6 +193,16 @@ async def test_a_refusal_has_its_code_and_its_reason(settings: Any, code: str, m
     assert refused.value.code == code
 
 
+async def test_who_refuses_token_ids_is_asked_for_text_instead() -> None:
+    hint = "come again; a server that takes no token ids needs --prompt-form text or messages"
+    async with stub_http(status=400) as stub, target(stub.url, model="stub") as made:
+        with pytest.raises(Refused) as of_ids:
+            await send(made, (5, 6))
+        with pytest.raises(Refused) as of_text:
+            await send(made, "text")
+    assert (str(of_ids.value), str(of_text.value)) == (hint, "come again")
+
+
 async def test_a_server_that_has_gone_refuses_with_connection() -> None:
     async with stub_http() as stub, target(stub.url) as made:
         await made.describe()
