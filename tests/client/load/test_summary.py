@@ -18,6 +18,7 @@ from prefixcache_client.load.measurement import Measurement
 from prefixcache_client.load.report.distribution import distribution
 from prefixcache_client.load.report.slo import Slo
 from prefixcache_client.load.report.summary import Summary, summarize
+from prefixcache_client.load.report.tables import whole_tables
 
 NO_LIMITS = Slo()
 STRICT = Slo(first_token_seconds=0.4, seconds_per_token=0.1, total_seconds=2.0)
@@ -190,6 +191,20 @@ def test_tenants_and_turns_are_told_apart() -> None:
     assert summary.turns[1].latencies.first_token == distribution([0.4])
     assert summary.turns[1].goodput is not None
     assert summary.turns[1].goodput.share == 1.0
+
+
+@pytest.mark.parametrize(("failed_there", "remark"), [(0, ""), (1, "of requests that failed too")])
+def test_the_servers_table_names_blocks_that_went_and_speaks_of_failures_where_there_are(
+    failed_there: int, remark: str
+) -> None:
+    """A superseded block was not evicted: the causes stand beside the count, not below it."""
+    after = server_stats(finished=1, failed=failed_there, evicted={"superseded": 6})
+    summary = summarize(measurement([answered()], stats_before=server_stats(), stats_after=after), NO_LIMITS)
+
+    (table,) = (table for table in whole_tables(summary) if table.title == "Client and server")
+    assert ("blocks gone: superseded", "", "6") in table.rows
+    assert remark in table.remark
+    assert bool(table.remark) == bool(failed_there)
 
 
 def test_the_servers_counts_are_the_difference_of_two_readings() -> None:
