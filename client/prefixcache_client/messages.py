@@ -16,6 +16,12 @@ Message = Mapping[str, str]
 Prompt = str | Sequence[int] | Sequence[Message]
 """Plain text, token ids, or a conversation (oldest turn first)."""
 
+
+def is_token_ids(prompt: Prompt) -> bool:
+    """Whether it is a sequence of token ids, with at least one."""
+    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], int)
+
+
 _RULES = ("json_schema", "regex", "grammar")
 
 

@@ -27,7 +27,7 @@ def answered(
     late: float = 0.0,
     first_token_seconds: float | None = 0.5,
     gaps: Sequence[float] = (),
-    prompt_tokens: int = 100,
+    prompt_tokens: int | None = 100,
     cached_tokens: int | None = None,
     output_tokens: int | None = None,
 ) -> RequestResult:
@@ -99,6 +99,7 @@ def measurement(
 def server_stats(
     *,
     finished: int = 0,
+    failed: int = 0,
     prompt: int = 0,
     cached: int = 0,
     kv_rows_read: int = 0,
@@ -141,7 +142,7 @@ def server_stats(
             cancelled=0,
             preemptions=0,
             steps=steps,
-            failed=0,
+            failed=failed,
             peak_running=2,
             promoted=0,
             followed=0,

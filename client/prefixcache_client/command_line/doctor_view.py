@@ -108,7 +108,7 @@ def _figure(value: str | int | float) -> str:
         case int():
             return f"{value:,}"
         case _:
-            return f"{value:,.4g}"
+            return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _summary(report: Report) -> Text:

@@ -25,7 +25,8 @@ class RequestResult:
     ended: float
     token_gaps: tuple[float, ...]
     """Seconds between a message with tokens and the next one, first to last."""
-    prompt_tokens: int
+    prompt_tokens: int | None
+    """None: the server does not say, and the prompt was text."""
     cached_tokens: int | None
     """None: the server does not say."""
     output_tokens: int

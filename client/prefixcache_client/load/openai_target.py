@@ -16,11 +16,12 @@ from prefixcache_client.load.openai_url import checked_url
 from prefixcache_client.load.sse_answer import SseAnswer
 from prefixcache_client.load.target import Answered, Refused, shown
 from prefixcache_client.load.tenant_keys import TenantKeys
-from prefixcache_client.messages import Prompt
+from prefixcache_client.messages import Prompt, is_token_ids
 from prefixcache_client.read_json import read_json
 from prefixcache_client.tls import Tls
 
 _BAD_REQUEST = (400, 422)
+_TEXT_HINT = "; a server that takes no token ids needs --prompt-form text or messages"
 _READ_BUFFER_BYTES = 1024 * 1024
 """Half of the longest event that can be read."""
 _MOST_BYTES_PER_TOKEN = 16 * 1024
@@ -101,7 +102,7 @@ class OpenAITarget:
         public_tokens: int,
         public_messages: int,
     ) -> Answered:
-        is_chat = not isinstance(prompt, str) and len(prompt) > 0 and not isinstance(prompt[0], int)
+        is_chat = not isinstance(prompt, str) and len(prompt) > 0 and not is_token_ids(prompt)
         body = {
             "model": self._model,
             "messages" if is_chat else "prompt": prompt if isinstance(prompt, str) else list(prompt),
@@ -125,7 +126,8 @@ class OpenAITarget:
                     message = await _read_text(response, _MOST_REFUSAL_BYTES)
                     refused = {name for name in taken if name in message[:2000]}
                     if response.status not in _BAD_REQUEST or not refused:
-                        raise Refused(str(response.status), _error_message(message))
+                        hint = _TEXT_HINT if response.status in _BAD_REQUEST and is_token_ids(prompt) else ""
+                        raise Refused(str(response.status), _error_message(message) + hint)
                     self._refused_fields |= refused
         except TimeoutError:
             raise Refused(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from prefixcache_client.load.target import Answered, Refused, require_cached_within, token_gaps
-from prefixcache_client.messages import Prompt
+from prefixcache_client.messages import Prompt, is_token_ids
 from prefixcache_client.read_json import read_json
 
 _Untold = TypeVar("_Untold", int, None)
@@ -52,17 +52,16 @@ class SseAnswer:
         usage = self._usage or {}
         details = usage.get("prompt_tokens_details")
         moments = self._moments
-        is_ids = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], int)
-        prompt_tokens = _count(usage, "prompt_tokens", len(prompt) if is_ids else 0)
+        told_tokens = _count(usage, "prompt_tokens", None)
         cached_tokens = _count(details, "cached_tokens", None) if isinstance(details, dict) else None
-        if cached_tokens is not None and usage.get("prompt_tokens") is not None:
-            require_cached_within(prompt_tokens, cached_tokens)
+        if cached_tokens is not None and told_tokens is not None:
+            require_cached_within(told_tokens, cached_tokens)
         return Answered(
             first_token=moments[0] if moments else None,
             token_gaps=token_gaps(moments),
             text="".join(self._texts),
             token_ids=(),
-            prompt_tokens=prompt_tokens,
+            prompt_tokens=len(prompt) if told_tokens is None and is_token_ids(prompt) else told_tokens,
             cached_tokens=cached_tokens,
             output_tokens=_count(usage, "completion_tokens", len(moments)),
         )

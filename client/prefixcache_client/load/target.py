@@ -20,7 +20,8 @@ class Answered(NamedTuple):
     text: str
     token_ids: tuple[int, ...]
     """Empty where the server tells only text."""
-    prompt_tokens: int
+    prompt_tokens: int | None
+    """None: the server does not say, and the prompt was text."""
     cached_tokens: int | None
     output_tokens: int
 

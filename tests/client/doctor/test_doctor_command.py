@@ -29,7 +29,7 @@ FAULT = Finding(
     name="copies",
     verdict=Verdict.FAULT,
     sentence="Copies grow.",
-    evidence={"growth_bytes_per_row": 1536.25, "num_rows": 4096},
+    evidence={"growth_bytes_per_row": 35533.25, "num_rows": 4096},
     pitfall="growing-copy",
     advice="Look in the trace.",
 )
@@ -86,7 +86,7 @@ def test_a_fault_is_shown_with_figures_advice_and_page(examined, worker, capsys)
     place = next(i for i, line in enumerate(shown) if line.startswith("fault"))
     assert shown[place].split() == ["fault", "copies", "Copies", "grow."]
     assert shown[place + 1 : place + 5] == [
-        "growth_bytes_per_row: 1,536",
+        "growth_bytes_per_row: 35,533",
         "num_rows: 4,096",
         "-> Look in the trace.",
         "-> docs/pitfalls/growing-copy.md",

@@ -155,7 +155,7 @@ async def test_what_a_server_does_not_tell_is_not_made_up() -> None:
     assert (told.prompt_tokens, told.cached_tokens, told.output_tokens) == (7, None, 3)
     assert (untold.prompt_tokens, untold.cached_tokens, untold.output_tokens) == (3, None, 2)
     assert len(untold.token_gaps) == 1
-    assert (odd.prompt_tokens, odd.cached_tokens, odd.output_tokens) == (0, None, 1)
+    assert (odd.prompt_tokens, odd.cached_tokens, odd.output_tokens) == (None, None, 1)
 
 
 async def test_cached_tokens_and_thoughts_are_read_where_they_are() -> None:
@@ -191,6 +191,16 @@ async def test_a_refusal_has_its_code_and_its_reason(settings: Any, code: str, m
         with pytest.raises(Refused, match=message) as refused:
             await send(made)
     assert refused.value.code == code
+
+
+async def test_who_refuses_token_ids_is_asked_for_text_instead() -> None:
+    hint = "come again; a server that takes no token ids needs --prompt-form text or messages"
+    async with stub_http(status=400) as stub, target(stub.url, model="stub") as made:
+        with pytest.raises(Refused) as of_ids:
+            await send(made, (5, 6))
+        with pytest.raises(Refused) as of_text:
+            await send(made, "text")
+    assert (str(of_ids.value), str(of_text.value)) == (hint, "come again")
 
 
 async def test_a_server_that_has_gone_refuses_with_connection() -> None:

@@ -18,6 +18,7 @@ from prefixcache_client.load.measurement import Measurement
 from prefixcache_client.load.report.distribution import distribution
 from prefixcache_client.load.report.slo import Slo
 from prefixcache_client.load.report.summary import Summary, summarize
+from prefixcache_client.load.report.tables import whole_tables
 
 NO_LIMITS = Slo()
 STRICT = Slo(first_token_seconds=0.4, seconds_per_token=0.1, total_seconds=2.0)
@@ -82,6 +83,19 @@ def test_throughput_counts_answers_over_the_whole_time() -> None:
         "prompt_tokens_per_second": 10.0,
     }
     assert (summary.num_requests, summary.num_answered, summary.failures) == (3, 2, {"429": 1})
+
+
+def test_prompt_tokens_that_no_server_told_are_no_figure() -> None:
+    """Text to a server without usage: nobody knows its tokens, and 0 would be a wrong answer."""
+    untold = summarize(measurement([answered(prompt_tokens=None)], seconds=2.0), NO_LIMITS)
+    partly = summarize(
+        measurement([answered(prompt_tokens=None), answered(prompt_tokens=30)], seconds=2.0), NO_LIMITS
+    )
+
+    assert untold.throughput is not None
+    assert (untold.tokens.prompt, untold.throughput.prompt_tokens_per_second) == (None, None)
+    assert partly.throughput is not None
+    assert (partly.tokens.prompt, partly.throughput.prompt_tokens_per_second) == (30, 15.0)
 
 
 def test_failures_are_counted_by_code_the_most_frequent_first() -> None:
@@ -176,6 +190,20 @@ def test_tenants_and_turns_are_told_apart() -> None:
     assert summary.turns[1].latencies.first_token == distribution([0.4])
     assert summary.turns[1].goodput is not None
     assert summary.turns[1].goodput.share == 1.0
+
+
+@pytest.mark.parametrize(("failed_there", "remark"), [(0, ""), (1, "of requests that failed too")])
+def test_the_servers_table_names_blocks_that_went_and_speaks_of_failures_where_there_are(
+    failed_there: int, remark: str
+) -> None:
+    """A superseded block was not evicted: the causes stand beside the count, not below it."""
+    after = server_stats(finished=1, failed=failed_there, evicted={"superseded": 6})
+    summary = summarize(measurement([answered()], stats_before=server_stats(), stats_after=after), NO_LIMITS)
+
+    (table,) = (table for table in whole_tables(summary) if table.title == "Client and server")
+    assert ("blocks gone: superseded", "", "6") in table.rows
+    assert remark in table.remark
+    assert bool(table.remark) == bool(failed_there)
 
 
 def test_the_servers_counts_are_the_difference_of_two_readings() -> None:

@@ -183,7 +183,7 @@ def _share_candidates(sides: _Sides) -> Iterator[_Candidate]:
         lambda result: (
             (0, 0)
             if result.error is not None or result.cached_tokens is None
-            else (result.cached_tokens, result.prompt_tokens)
+            else (result.cached_tokens, result.prompt_tokens or 0)
         ),
     )
     yield _share(

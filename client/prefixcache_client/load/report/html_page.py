@@ -14,6 +14,7 @@ from prefixcache_client.load.report.summary import Part, Summary
 from prefixcache_client.load.report.tables import (
     MOST_PARTS,
     NO_NAME,
+    UNTOLD,
     ReportTable,
     is_text,
     part_table,
@@ -93,7 +94,8 @@ def _tiles(summary: Summary) -> Iterator[tuple[str, str, str]]:
         number(throughput.output_tokens_per_second if throughput else None),
         f"{number(tokens.output)} in all",
     )
-    yield "Prompts cached", share(tokens.cached_share), f"of {number(tokens.prompt)} tokens"
+    of_tokens = UNTOLD if tokens.prompt is None else f"of {number(tokens.prompt)} tokens"
+    yield "Prompts cached", share(tokens.cached_share), of_tokens
     if summary.goodput is not None:
         yield (
             "Within the limits",

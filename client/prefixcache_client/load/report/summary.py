@@ -34,7 +34,8 @@ class Latencies:
 class Tokens:
     """Of the answered requests."""
 
-    prompt: int
+    prompt: int | None
+    """None: there are answers, and the server said so of none."""
     output: int
     cached: int | None
     """None: the server said so of none."""
@@ -48,7 +49,8 @@ class Throughput:
 
     requests_per_second: float
     output_tokens_per_second: float
-    prompt_tokens_per_second: float
+    prompt_tokens_per_second: float | None
+    """None: the server did not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +151,7 @@ def summarize(
         throughput=Throughput(
             requests_per_second=len(answered) / seconds,
             output_tokens_per_second=tokens.output / seconds,
-            prompt_tokens_per_second=tokens.prompt / seconds,
+            prompt_tokens_per_second=None if tokens.prompt is None else tokens.prompt / seconds,
         )
         if answered and seconds
         else None,
@@ -186,9 +188,10 @@ def _latencies(answered: Sequence[RequestResult]) -> Latencies:
 def _tokens(answered: Sequence[RequestResult]) -> Tokens:
     known = [result for result in answered if result.cached_tokens is not None]
     cached = sum(result.cached_tokens or 0 for result in known)
-    of_prompt = sum(result.prompt_tokens for result in known)
+    of_prompt = sum(result.prompt_tokens or 0 for result in known)
+    told = [result.prompt_tokens for result in answered if result.prompt_tokens is not None]
     return Tokens(
-        prompt=sum(result.prompt_tokens for result in answered),
+        prompt=sum(told) if told or not answered else None,
         output=sum(result.output_tokens for result in answered),
         cached=cached if known else None,
         cached_share=cached / of_prompt if of_prompt else None,

@@ -16,6 +16,9 @@ from prefixcache_client.load.report.units import NONE, number, seconds, share, s
 MOST_PARTS = 20
 """Tenants or turns that get a row."""
 
+UNTOLD = "the server does not say"
+"""What stands beside a dash."""
+
 NO_NAME = "(none)"
 """How a tenant without a name is called."""
 
@@ -187,13 +190,13 @@ def _load_rows(summary: Summary) -> Iterator[tuple[str, str, str]]:
         )
         yield (
             "prompt tokens",
-            f"{number(throughput.prompt_tokens_per_second)} /s",
-            f"{number(tokens.prompt)} in all",
+            NONE if tokens.prompt is None else f"{number(throughput.prompt_tokens_per_second)} /s",
+            UNTOLD if tokens.prompt is None else f"{number(tokens.prompt)} in all",
         )
         yield (
             "cached",
             share(tokens.cached_share),
-            "the server does not say" if tokens.cached is None else f"{number(tokens.cached)} prompt tokens",
+            UNTOLD if tokens.cached is None else f"{number(tokens.cached)} prompt tokens",
         )
     if goodput is not None:
         yield "good answers", share(goodput.share), limits(summary.slo)
@@ -233,20 +236,20 @@ def _server_table(summary: Summary, server: ServerFigures) -> ReportTable:
         ("waits for the same prompt", server.followed),
         ("blocks copied on write", server.copied_blocks),
         ("blocks evicted", server.evicted_blocks),
-        *((f"for {eviction.cause}", eviction.num_blocks) for eviction in server.evictions),
+        *((f"blocks gone: {eviction.cause}", eviction.num_blocks) for eviction in server.evictions),
     )
     return ReportTable(
         "Client and server",
         ("", "client", "server"),
         (*beside, *((name, "", number(count)) for name, count in alone)),
-        "the server counts the tokens of requests that failed too",
+        "the server counts the tokens of requests that failed too" if server.unfinished_requests else "",
     )
 
 
 def _server_latency_table(server: ServerFigures) -> ReportTable:
     return ReportTable(
         "Latency by the server's clock",
-        ("of its last observations", "p50", "p90", "p99", "in this load"),
+        ("its last observations", "p50", "p90", "p99", "count"),
         tuple(
             (
                 latency.name.replace("_", " "),
@@ -255,6 +258,7 @@ def _server_latency_table(server: ServerFigures) -> ReportTable:
             )
             for latency in server.latencies
         ),
+        "the count is of this load; the percentiles may hold older observations",
     )
 
 

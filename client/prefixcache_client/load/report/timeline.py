@@ -78,7 +78,7 @@ class _Counts:
     def interval(self, i: int) -> Interval:
         answered = [result for result in self._planned[i] if result.error is None]
         told = [result for result in answered if result.cached_tokens is not None]
-        of_prompt = sum(result.prompt_tokens for result in told)
+        of_prompt = sum(result.prompt_tokens or 0 for result in told)
         return Interval(
             start=i * self._length,
             end=(i + 1) * self._length,
