@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -191,9 +192,16 @@ def add_force(parser: argparse._ActionsContainer) -> None:
 
 
 def require_new_files(arguments: argparse.Namespace, *paths: str | None) -> None:
-    """Raise PrefixCacheClientError for a report file that exists, unless `add_force` read that it may go."""
-    for path in paths:
-        if path not in (None, "-") and os.path.exists(path) and not arguments.force:
+    """Raise PrefixCacheClientError for a report file that exists, unless `add_force` read that it may go.
+
+    Ends the program when two reports would be one file. Requires: the parser's `error` among the arguments.
+    """
+    files = [path for path in paths if path not in (None, "-")]
+    for path, number in Counter(map(os.path.realpath, files)).items():
+        if number > 1:
+            arguments.error(f"{path} would be written twice: name a file for each report")
+    for path in files:
+        if os.path.exists(path) and not arguments.force:
             raise PrefixCacheClientError(f"{path} exists: name another file, or replace it with --force")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -193,3 +194,12 @@ def test_a_logarithmic_axis_has_readable_ticks() -> None:
     )
 
     assert ticks == pytest.approx([0.01, 0.03, 0.1, 0.3])
+
+
+@pytest.mark.parametrize("is_logarithmic", [False, True])
+@pytest.mark.parametrize("value", [1e-9, 1.0, 1e9])
+def test_values_as_close_as_numbers_can_be_have_an_axis(value: float, is_logarithmic: bool) -> None:
+    axis = Axis(label="", text=str, is_logarithmic=is_logarithmic)
+    line = Series("line", [(value, 0.0), (math.nextafter(value, math.inf), 1.0)])
+    chart = Chart(title="", x=axis, y=Axis(label="", text=str), series=[line])
+    assert svg(chart).count("<path") > 1

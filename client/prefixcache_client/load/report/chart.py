@@ -11,6 +11,8 @@ from typing import Literal
 
 _WIDTH, _HEIGHT = 420.0, 236.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 12.0, 10.0, 40.0
+_LEAST_SPAN = 1e-9
+"""Of the least value: what lies closer together is one value."""
 _MOST_TICKS = 6
 
 Point = tuple[float, float | None]
@@ -80,7 +82,7 @@ class _Scale:
         self.axis = axis
         least = min(values) if axis.least is None else axis.least
         most = max(values) if axis.most is None else axis.most
-        if most <= least:
+        if most <= least * (1 + _LEAST_SPAN):  # on a logarithmic axis the two could have one place
             most = least * 2 if least > 0 else least + 1
         self.ticks = _log_ticks(least, most) if axis.is_logarithmic else _ticks(least, most)
         if axis.most is None and not axis.is_logarithmic and self.ticks[-1] < most:
