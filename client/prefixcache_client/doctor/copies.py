@@ -78,14 +78,12 @@ def _check_growth(figures: CopyFigures) -> Finding:
             "token_bytes": figures.token_bytes,
         },
     )
-    told = (
-        f"A token takes {num_copies:.1f} copies with {num_bytes:,.0f} bytes, {growth:,.0f} more with every "
-        f"row, whose KV has {figures.token_bytes:,}"
-    )
+    copies = f"A token takes {num_copies:.1f} copies with {num_bytes:,.0f} bytes"
+    told = f"{copies}, {growth:,.0f} more with every row, whose KV has {figures.token_bytes:,}"
     if last.num_rows <= first.num_rows:
         return finding(verdict=Verdict.UNKNOWN, sentence=f"{told}; the context is too short to tell growth.")
     if growth < LEAST_COPIED_SHARE * figures.token_bytes:
-        return finding(verdict=Verdict.HEALTHY, sentence=f"{told}.")
+        return finding(verdict=Verdict.HEALTHY, sentence=f"{copies}; they do not grow with its rows.")
     if figures.is_sparse:
         return finding(
             verdict=Verdict.UNKNOWN,

@@ -111,7 +111,7 @@ def _check_headroom(figures: SizingFigures) -> Finding:
         verdict=Verdict.WARNING,
         sentence=f"{headroom:.0%} of headroom on top of what was asked for; 20 to 30 % is usual.",
         evidence=evidence,
-        pitfall="pool-too-small" if headroom < LEAST_HEADROOM else None,
+        pitfall="pool-too-small" if headroom < LEAST_HEADROOM else "idle-pool",
         advice="Start the worker with --kv-headroom 0.25.",
     )
 
@@ -202,7 +202,7 @@ def _check_usage(figures: SizingFigures) -> Finding:
     elif usage < LEAST_USAGE and not is_full:
         return _unknown("usage", f"{held}, and more may run: too little load to judge it by.", evidence)
     elif usage < LEAST_USAGE:
-        advice, pitfall = "Take memory from the pool, or let more requests run at once.", None
+        advice, pitfall = "Take memory from the pool, or let more requests run at once.", "idle-pool"
     else:
         where = "within" if low <= usage <= high else "near"
         return _healthy("usage", f"{held}, {where} 70 to 85 %.", evidence)

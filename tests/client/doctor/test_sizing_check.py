@@ -63,10 +63,10 @@ def test_block_size(size: int, pitfall: str | None) -> None:
         ("0.19", {"headroom": "pool-too-small"}),
         ("0.2", {}),
         ("0.3", {}),
-        ("0.5", {"headroom": None}),
+        ("0.5", {"headroom": "idle-pool"}),
     ],
 )
-def test_headroom(headroom: str, accusation: dict[str, str | None]) -> None:
+def test_headroom(headroom: str, accusation: dict[str, str]) -> None:
     assert accused(checked(settings=SETTINGS | {"kv-headroom": headroom})) == accusation
 
 

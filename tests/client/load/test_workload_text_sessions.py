@@ -127,9 +127,9 @@ def test_broken_lines_are_named_and_the_rest_runs(tmp_path: Path) -> None:
     path = write_session(tmp_path)
     path.write_text('{"timestamp": 1, "input": 3, "output": ""}\n' + path.read_text() + "{\n")
     with pytest.raises(TraceError, match=":1: 'input' is 3; a text is expected"):
-        TextSessions(recording=path).fitted_to(SERVER)
+        TextSessions(recording=path, strict=True).fitted_to(SERVER)
 
-    workload = TextSessions(recording=path, skip_broken=True).fitted_to(SERVER)
+    workload = TextSessions(recording=path).fitted_to(SERVER)
 
     assert workload.notes[0] == f"left out: {path}:1: 'input' is 3; a text is expected"
     assert workload.notes[1].startswith(f"left out: {path}:7: damaged JSON")

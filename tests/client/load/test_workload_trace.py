@@ -139,9 +139,9 @@ def test_broken_lines_are_named_and_counted_and_the_rest_runs(tmp_path: Path) ->
     good = [OWN | {"t": t, "hash_ids": [t]} for t in range(3)]
     path = write_lines(tmp_path / "t", good[0], '{"t": ', good[1], OWN | {"t": 1}, good[2])
     with pytest.raises(TraceError, match=":2: damaged JSON"):
-        RecordedTrace(trace=path).fitted_to(SERVER)
+        RecordedTrace(trace=path, strict=True).fitted_to(SERVER)
 
-    workload = RecordedTrace(trace=path, skip_broken=True).fitted_to(SERVER)
+    workload = RecordedTrace(trace=path).fitted_to(SERVER)
 
     assert workload.num_sessions == len(prompts(workload)) == 3
     assert workload.notes == (
@@ -153,7 +153,7 @@ def test_broken_lines_are_named_and_counted_and_the_rest_runs(tmp_path: Path) ->
 def test_a_trace_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "t", OWN | {"t": 0, "hash_ids": []})
     with pytest.raises(TraceError, match="has no request that is not broken"):
-        RecordedTrace(trace=path, skip_broken=True).fitted_to(SERVER)
+        RecordedTrace(trace=path).fitted_to(SERVER)
 
 
 def test_a_limit_stops_early(tmp_path: Path) -> None:

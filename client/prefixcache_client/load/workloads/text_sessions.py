@@ -51,7 +51,9 @@ class TextSessions:
     clip: bool = setting(
         "end a session before a prompt that does not fit, instead of refusing it", default=False
     )
-    skip_broken: bool = setting("leave out lines that are broken, and say which", default=False)
+    strict: bool = setting(
+        "end at the first line that is broken, instead of naming it and going on", default=False
+    )
     prompt_form: Literal["messages", "text"] = setting("form of the prompts", default="messages")
     seed: int = 0
     limits: Limits = field(default_factory=Limits)
@@ -104,7 +106,7 @@ class TextSessions:
     def _recorded(self, left_out: LeftOut) -> Iterator[list[Call]]:
         """The calls of each session that has any."""
         recorded = (
-            read_calls(path, on_broken=left_out if self.skip_broken else None)
+            read_calls(path, on_broken=None if self.strict else left_out)
             for path in session_files(self.recording)
         )
         return islice(filter(None, recorded), self.limit)

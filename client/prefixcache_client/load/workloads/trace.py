@@ -36,7 +36,9 @@ class RecordedTrace:
     clip: bool = setting(
         "cut off what is longer than the server's context, instead of refusing it", default=False
     )
-    skip_broken: bool = setting("leave out lines and requests that are broken, and say which", default=False)
+    strict: bool = setting(
+        "end at the first line or request that is broken, instead of naming it and going on", default=False
+    )
     prompt_form: PromptForm = setting("form of the prompts", default="tokens")
     seed: int = 0
     limits: Limits = field(default_factory=Limits)
@@ -56,11 +58,12 @@ class RecordedTrace:
         """The same for a server that describes itself so. Reads the whole trace.
 
         Raises PromptTooLongError for a prompt that does not fit when none may be clipped, TraceError for a
-        broken trace, PrefixCacheClientError for tokens that the server does not have, or OSError.
+        trace that is broken as a whole, or anywhere when it is read strictly, PrefixCacheClientError for
+        tokens that the server does not have, or OSError.
         """
         limits = Limits.of(server)
         left_out = LeftOut()
-        trace = read_trace(self.trace, on_broken=left_out if self.skip_broken else None)
+        trace = read_trace(self.trace, on_broken=None if self.strict else left_out)
         if trace.has_tokens and (self.length_scale != 1 or self.prompt_form != "tokens"):
             raise PrefixCacheClientError(
                 f"{self.trace} has the tokens themselves, which are sent as they are: "
@@ -94,7 +97,7 @@ class RecordedTrace:
 
     def sessions(self) -> Iterator[Session]:
         """Raises TraceError for a broken trace, or OSError."""
-        trace = read_trace(self.trace, on_broken=LeftOut() if self.skip_broken else None)
+        trace = read_trace(self.trace, on_broken=None if self.strict else LeftOut())
         prompts = Prompts(self.prompt_form, self.limits, self.seed)
         recorded = RecordedPrompts(trace, prompts, self.length_scale)
         first_seconds: float | None = None
