@@ -94,7 +94,8 @@ def table(rows: list[dict[str, object]]) -> str:
     lines = ["| what | measured | spread | bar | holds | note |", "|---|---|---|---|---|---|"]
     for row in rows:
         value = row["value"]
-        shown = f"{value:.3g}" if isinstance(value, float) else str(value)
+        is_long = isinstance(value, float) and abs(value) >= 1000  # which three digits would show as a power
+        shown = f"{value:,.0f}" if is_long else f"{value:.3g}" if isinstance(value, float) else str(value)
         holds = {True: "yes", False: "**no**", None: ""}[row["holds"]]
         cells = [row["name"], f"{shown} {row['unit']}", row["spread"], row["bar"], holds, row["note"]]
         lines.append("| " + " | ".join("" if cell is None else str(cell) for cell in cells) + " |")

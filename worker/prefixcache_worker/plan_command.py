@@ -11,14 +11,15 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from prefixcache_worker.attention.kv_format import choose_format
 from prefixcache_worker.errors import ConfigError
 from prefixcache_worker.memory_size import parse_memory
-from prefixcache_worker.planning.kv_plan import RequestLoad
-from prefixcache_worker.planning.memory_plan import DTYPES, MemoryPlan, plan_memory
-from prefixcache_worker.planning.plan_text import plan_text
-from prefixcache_worker.planning.planned_model import PlannedModel, model_of_shape, read_model
+from prefixcache_worker.settings import KV_DTYPES, KV_SCALES
+
+if TYPE_CHECKING:
+    from prefixcache_worker.planning.memory_plan import MemoryPlan
+    from prefixcache_worker.planning.planned_model import PlannedModel
 
 USUAL_TOKENS = 2048
 
@@ -27,6 +28,9 @@ def main(arguments: Sequence[str]) -> int:
     """Print the plan."""
     parser = _parser()
     parsed = parser.parse_args(arguments)
+    # Here, because torch takes seconds to import: --help and a wrong flag must not wait for it.
+    from prefixcache_worker.planning.plan_text import plan_text
+
     try:
         plan = _plan(parser, parsed)
         if parsed.json not in (None, "-"):
@@ -39,6 +43,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _plan(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> MemoryPlan:
+    from prefixcache_worker.attention.kv_format import choose_format
+    from prefixcache_worker.planning.kv_plan import RequestLoad
+    from prefixcache_worker.planning.memory_plan import plan_memory
+
     model = _model(parser, parsed)
     weight_bytes = parsed.weights_memory
     if weight_bytes is None:
@@ -64,6 +72,8 @@ def _plan(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> Memory
 
 
 def _model(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> PlannedModel:
+    from prefixcache_worker.planning.planned_model import model_of_shape, read_model
+
     sizes = (parsed.layers, parsed.kv_heads, parsed.head_dim)
     if sizes == (None, None, None):
         return read_model(parsed.model, parsed.weights)
@@ -146,10 +156,8 @@ def _parser() -> argparse.ArgumentParser:
         help="of the pool, on top of it; default: %(default)s",
     )
     kv = parser.add_argument_group("the KV")
-    kv.add_argument("--kv-dtype", choices=DTYPES, default="fp16", help="default: %(default)s")
-    kv.add_argument(
-        "--kv-scales", choices=("token-head", "head", "tensor", "channel"), help="of int8 and int4"
-    )
+    kv.add_argument("--kv-dtype", choices=KV_DTYPES, default="fp16", help="default: %(default)s")
+    kv.add_argument("--kv-scales", choices=KV_SCALES, help="of int8 and int4")
     kv.add_argument("--block-size", type=_block_size, metavar="TOKENS", help="default: what it proposes")
     load = parser.add_argument_group("the load")
     load.add_argument(

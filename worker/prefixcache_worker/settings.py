@@ -75,8 +75,8 @@ def _is_seconds(value: float) -> bool:
 _MOST_SECONDS = 1e9
 _SECONDS = f"a number from 0 to {_MOST_SECONDS:g}"
 _POSITIVE = "a whole number of at least 1"
-_KV_DTYPES = ("fp32", "fp16", "bf16", "int8", "int4")
-_KV_SCALES = ("token-head", "head", "tensor", "channel")
+KV_DTYPES = ("fp32", "fp16", "bf16", "int8", "int4")
+KV_SCALES = ("token-head", "head", "tensor", "channel")
 _KV_LAYOUTS = ("layer-first", "head-first")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -94,10 +94,10 @@ SETTINGS = (
             "auto, native, triton or torch",
             "native: a kernel that is compiled on this machine's CPU; triton: kernels for its GPU; "
             "torch: neither; auto: the best that can be had"),
-    Setting("kv_dtype", str.lower, _KV_DTYPES.__contains__, "one of " + ", ".join(_KV_DTYPES),
-            "how KV rows are stored: " + ", ".join(_KV_DTYPES) + "; without it fp32, on a GPU bf16"),
-    Setting("kv_scales", str.lower, _KV_SCALES.__contains__, "one of " + ", ".join(_KV_SCALES),
-            "which elements of int8 or int4 rows share a scale: " + ", ".join(_KV_SCALES)
+    Setting("kv_dtype", str.lower, KV_DTYPES.__contains__, "one of " + ", ".join(KV_DTYPES),
+            "how KV rows are stored: " + ", ".join(KV_DTYPES) + "; without it fp32, on a GPU bf16"),
+    Setting("kv_scales", str.lower, KV_SCALES.__contains__, "one of " + ", ".join(KV_SCALES),
+            "which elements of int8 or int4 rows share a scale: " + ", ".join(KV_SCALES)
             + "; without it token-head"),
     Setting("kv_layout", str.lower, _KV_LAYOUTS.__contains__, "one of " + ", ".join(_KV_LAYOUTS),
             "the outer dimension of the KV pool: " + " or ".join(_KV_LAYOUTS)),

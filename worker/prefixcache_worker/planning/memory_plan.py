@@ -16,8 +16,7 @@ from prefixcache_worker.planning.kv_plan import (
     propose_pool,
 )
 from prefixcache_worker.planning.planned_model import PlannedModel
-
-DTYPES = ("fp32", "fp16", "bf16", "int8", "int4")
+from prefixcache_worker.settings import KV_DTYPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +67,7 @@ class MemoryPlan:
         """The plan in every KV format that the model's heads allow, by the format's name."""
         formats = [
             choose_format(dtype, None, self.model.shape)
-            for dtype in DTYPES
+            for dtype in KV_DTYPES
             if dtype != "int4" or self.model.shape.head_dim % 2 == 0
         ]
         if self.kv_format not in formats:

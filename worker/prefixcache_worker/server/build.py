@@ -95,6 +95,7 @@ def build_worker(config: WorkerConfig) -> Worker:
             "neither memory nor time; install a C++ compiler, or use --weights fp32",
             config.weights,
         )
+    logger.info("loading %s", config.model or "the built-in model")
     loaded = load_model(config.model, device=config.device, weight_format=config.weights)
     worker = assemble_worker(loaded, config)
     model = worker.model
