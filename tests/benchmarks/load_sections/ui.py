@@ -13,6 +13,7 @@ from prefixcache_client import AsyncClient
 from prefixcache_client.worker_process import WITHOUT_KEYS, WorkerProcess
 
 CHROMIUM = "/usr/bin/chromium"
+EMPTY_PAGE = "about:blank"
 NUM_STREAMS = 8
 NUM_OTHER_PROMPTS = 400
 NUM_PAIRS = 7
@@ -66,11 +67,11 @@ async def _measure(address: str, page_address: str) -> tuple[list[float], list[f
             ratios, speeds = [], []
             for pair in range(NUM_PAIRS):
                 # Which comes first alternates, so that what drifts favours neither.
-                addresses = ["about:blank", page_address]
+                addresses = [EMPTY_PAGE, page_address]
                 turns = addresses if pair % 2 else addresses[::-1]
                 measured = {turn: await _speed(client, page, turn) for turn in turns}
-                ratios.append(measured[page_address] / measured["about:blank"])
-                speeds.append(measured["about:blank"])
+                ratios.append(measured[page_address] / measured[EMPTY_PAGE])
+                speeds.append(measured[EMPTY_PAGE])
         finally:
             await browser.close()
             for stream in streams:
@@ -97,8 +98,10 @@ async def _first_paint(browser: Browser, page_address: str) -> float:
 
 
 async def _speed(client: AsyncClient, page: Page, address: str) -> float:
-    """Tokens a second while the page is at an address."""
+    """Tokens a second while the page is at an address, and has been drawn."""
     await page.goto(address)
+    if address != EMPTY_PAGE:
+        await page.wait_for_selector(".cell")
     loop = asyncio.get_running_loop()
     begun, before = loop.time(), (await client.stats()).tokens.generated
     await asyncio.sleep(TURN_SECONDS)
