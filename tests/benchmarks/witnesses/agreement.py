@@ -60,7 +60,12 @@ def agreement_rows(rounds: Sequence[tuple[Figures, Figures]], *, witness: str) -
                 spread=f"{ratios[0]:.3f} to {ratios[-1]:.3f}",
                 bar=f"within {TOLERANCE:.0%}" if has_bar else None,
                 holds=abs(ratio - 1) <= TOLERANCE if has_bar else None,
-                note=f"ours {ours:.4g}, {witness} {theirs:.4g}",
+                note=f"ours {_shown(ours)}, {witness} {_shown(theirs)}",
             )
         )
     return rows
+
+
+def _shown(value: float) -> str:
+    """Four digits, and whole numbers in full."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
