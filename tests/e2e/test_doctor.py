@@ -57,6 +57,12 @@ def test_a_clean_worker_is_left_alone(model: Path, tmp_path: Path) -> None:
     assert "profiler" not in log, "torch tells of each recording unless it is told not to"
 
 
+def test_a_worker_that_runs_one_sequence_at_a_time_is_left_alone(model: Path) -> None:
+    """It has no room for several answers to one prompt."""
+    worker = ["--num-threads", "1", "--attention", "torch", "--max-running", "1"]
+    assert command_line.main(["doctor", "--only", "audit", "--model", str(model), "--worker", *worker]) == 0
+
+
 @pytest.mark.parametrize(
     ("fault", "steps", "checks"),
     [("leaked-reference", ["3"], {"release", "indexes"}), ("tiny-blocks", ["5"], {"block size"})],

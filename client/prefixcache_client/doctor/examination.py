@@ -183,6 +183,7 @@ class _Examination:
             info=self.info,
             salt=self.salt,
             random=self.random,
+            max_running=int(self.settings.settings["max-running"]),
         )
         before = await self.client.stats()
         async with recorded_steps(self.client) as steps:

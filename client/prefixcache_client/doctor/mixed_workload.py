@@ -61,6 +61,8 @@ class MixedWorkload:
     info: ModelInfo
     salt: str
     random: random.Random
+    max_running: int
+    """Choices that may run at the same time."""
     num_sent: int = 0
     sent: Sent = field(default_factory=Sent)
     hits: list[Hit] = field(default_factory=list)
@@ -79,8 +81,10 @@ class MixedWorkload:
         await self._settle("requests over one prefix")
         await self._mix_lengths()
         await self._settle("requests of all lengths together")
-        await self._answer(self._tokens(2 * self._block + 3), max_tokens=12, n=3, temperature=1.0, seed=1)
-        await self._settle("three answers to one prompt")
+        num_choices = min(3, self.max_running)
+        prompt = self._tokens(2 * self._block + 3)
+        await self._answer(prompt, max_tokens=12, n=num_choices, temperature=1.0, seed=1)
+        await self._settle("several answers to one prompt")
         await self._cancel()
         await self._settle("a request that was cancelled")
         for _ in range(3):
