@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from prefixcache_worker.errors import ConfigError
 from prefixcache_worker.memory_size import parse_memory
+from prefixcache_worker.server.host_memory import host_memory_bytes
 from prefixcache_worker.settings import KV_DTYPES, KV_SCALES
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     memory.add_argument(
         "--memory",
         type=_memory,
-        default=_machine_bytes(),
+        default=host_memory_bytes(),
         metavar="SIZE",
         help="of weights and KV together; default: this machine's",
     )
@@ -177,10 +177,6 @@ def _parser() -> argparse.ArgumentParser:
         "--json", metavar="FILE", help="write the figures to this file; '-': to standard output"
     )
     return parser
-
-
-def _machine_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 if __name__ == "__main__":
